@@ -1,0 +1,230 @@
+"""Step 2: the run manifest as resolved. Pure data, and the two digests that name it.
+
+No URL, host, time or machine fact is in it: a mirror serves as well as the origin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+LOCK_VERSION = 1
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+CommitSha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+
+
+class Closed(BaseModel):
+    """Closed and frozen, as everywhere."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LockedFile(Closed):
+    """One file: POSIX path inside its owner, size in bytes, sha256 of its content."""
+
+    path: str
+    size: int
+    sha256: Sha256
+
+
+class Maker(Closed):
+    """The kitbuild that wrote the lock: another one would assemble another image."""
+
+    version: str
+    guest_sha256: Sha256
+    layout: int
+
+
+class Upstream(Closed):
+    """What a base was built from."""
+
+    name: str
+    digest: Digest | None
+
+
+class SystemPackage(Closed):
+    """A distribution package in the base; `sha256` of its archive where the base records it."""
+
+    name: str
+    version: str
+    architecture: str
+    sha256: Sha256 | None = None
+
+
+class LockedBase(Closed):
+    """A finished base image, by digest, and the facts read from it."""
+
+    name: str
+    manifest_digest: Digest
+    config_digest: Digest
+    diff_ids: tuple[Digest, ...]
+    dockerfile_sha256: Sha256 | None
+    upstream: Upstream | None
+    python: str
+    interpreter: str
+    glibc: str
+    architecture: Literal["amd64", "arm64"]
+    cuda: str | None
+    packages: tuple[SystemPackage, ...]
+
+
+class Built(Closed):
+    """What a wheel built from an sdist was built from."""
+
+    sdist_sha256: Sha256
+    python: str
+    requires: tuple[str, ...]
+    env: dict[str, str]
+
+
+class LockedWheel(Closed):
+    """One wheel; `index` is a name, never a URL."""
+
+    name: str
+    version: str
+    file: str
+    size: int
+    sha256: Sha256
+    index: str
+    built: Built | None = None
+
+
+class LockedTree(Closed):
+    """Files of a model, tokenizer or dataset: from a Hub commit (`repo`) or from disk (`path`, as the recipe has it)."""
+
+    repo: str | None = None
+    revision: str | None = None
+    commit: CommitSha | None = None
+    path: str | None = None
+    files: tuple[LockedFile, ...]
+
+
+class LockedModel(Closed):
+    """Exactly one of `weights` (a checkpoint) and `config` (random init from the seed)."""
+
+    weights: LockedTree | None
+    config: dict[str, Any] | None
+    tokenizer: LockedTree | None
+    chat_template: LockedFile | None
+
+
+class LockedDataset(Closed):
+    """One dataset; `format` tells the guest how to read `tree` (jsonl, parquet, …)."""
+
+    tree: LockedTree
+    format: Literal["json", "parquet", "csv", "text", "arrow"]
+    config: str | None
+    split: str
+    data_files: tuple[str, ...]
+    weight: float | None = None
+
+
+class RejectedVariant(Closed):
+    """A build variant that was not taken, and why."""
+
+    variant: str
+    reason: str
+
+
+class LockedKernel(Closed):
+    """One Hub kernel: exactly one build variant of one commit.
+
+    `role` says who calls it; `layers` maps a module class to the layer that replaces it.
+    `files` are paths in the repository (`build/<variant>/…`). `metadata_sha256` is of `metadata.json`.
+    """
+
+    role: Literal["attention", "layers", "dependency"]
+    repo: str
+    revision: str
+    commit: CommitSha
+    member: str | None
+    layers: dict[str, str]
+    variant: str
+    rejected: tuple[RejectedVariant, ...]
+    kernel_version: int | None
+    files: tuple[LockedFile, ...]
+    metadata_sha256: Sha256
+    metadata_digest: str | None
+    dependencies: tuple[str, ...]
+    publisher: str
+    trusted: bool
+    signature: Literal["absent", "present", "verified"]
+
+
+class Argument(Closed):
+    """A value in force and where it comes from."""
+
+    value: Any
+    origin: Literal["recipe", "kitbuild", "library"]
+
+
+class Defaults(Closed):
+    """Declared defaults of the locked libraries, read from their source, and every value in force.
+
+    `declared` maps a class (`trl.SFTConfig`) to field to default (as source text where it is not a literal).
+    `device_dependent` names arguments that the libraries decide from the device.
+    """
+
+    declared: dict[str, dict[str, Any]]
+    arguments: dict[str, Argument]
+    device_dependent: tuple[str, ...]
+
+
+class MetAdvisory(Closed):
+    """An advisory whose condition holds for this lock."""
+
+    id: str
+    severity: Literal["info", "warning", "error"]
+
+
+class PackageSet(Closed):
+    """The tested package set that the wheels were resolved from."""
+
+    target: str
+    sha256: Sha256
+
+
+class Lock(Closed):
+    """A whole lock. `recipe` is the recipe as parsed, less its name: the guest reads all settings from here."""
+
+    version: Literal[1]
+    name: str
+    recipe_sha256: Sha256
+    kitbuild: Maker
+    target: str
+    package_set: PackageSet
+    base: LockedBase
+    wheels: tuple[LockedWheel, ...]
+    model: LockedModel
+    datasets: tuple[LockedDataset, ...]
+    evaluate: LockedDataset | None
+    kernels: tuple[LockedKernel, ...]
+    defaults: Defaults
+    launch: dict[str, Any]
+    recipe: dict[str, Any]
+    advisories: tuple[MetAdvisory, ...]
+
+    @property
+    def content_sha256(self) -> str:
+        """Digest of everything but `recipe_sha256` and `name`: an edited comment changes no verdict."""
+        body = self.model_dump(mode="json", exclude={"recipe_sha256", "name"})
+        return hashlib.sha256(canonical(body)).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the lock file; `sha256` of them is `lock_sha256`."""
+        body = self.model_dump(mode="json") | {"content_sha256": self.content_sha256}
+        return (json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+    @property
+    def sha256(self) -> str:
+        """`lock_sha256`: names the image."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+
+def canonical(value: object) -> bytes:
+    """JSON with sorted keys and no spaces, UTF-8: the one serialisation that digests are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
