@@ -1,0 +1,1 @@
+"""Tests of kitbuild: they mirror the package; `hub` holds the test Hub."""
