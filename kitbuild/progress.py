@@ -31,7 +31,13 @@ class Silent:
     def note(self, message: str) -> None:
         """Drop the message."""
 
+    def detail(self, text: str) -> None:
+        """Drop the text."""
+
     @contextlib.contextmanager
+    def detail(self, text: str) -> None:
+        """What the running activity is at, in place of the last detail."""
+
     def activity(self, title: str, *, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:  # noqa: ARG002 - the protocol's names
         """Drop the advance."""
         yield lambda _amount: None

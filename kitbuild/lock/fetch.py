@@ -1,0 +1,85 @@
+"""Fill the store with everything that a lock names. No decision is made here: what comes must be the locked bytes.
+
+Part of step 2. Where everything is in the store already, the network is not touched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kitbuild.base import find
+from kitbuild.errors import ResolveError
+from kitbuild.lock.hub import Hub, HubFile
+from kitbuild.lock.wheels import locate_wheels
+from kitbuild.store.download import fetch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import docker
+
+    from kitbuild.lock.hub import RepoType
+    from kitbuild.lock.models import Lock, LockedFile, LockedTree
+    from kitbuild.progress import Progress
+    from kitbuild.store import Store
+
+
+def fetch_locked(
+    lock: Lock,
+    *,
+    store: Store,
+    environ: Mapping[str, str],
+    progress: Progress,
+    client: Callable[[], docker.DockerClient],
+    base: bool = True,
+) -> None:
+    """Fetch what is missing: wheels, kernels, model, data, and the base's layers unless `base` is false."""
+    missing = tuple(wheel for wheel in lock.wheels if not store.has(wheel.sha256))
+    downloads = list(locate_wheels(missing, lock=lock, store=store, environ=environ)) if missing else []
+    hub: Hub | None = None
+    for repo, repo_type, commit, files in _hub_files(lock):
+        gone = tuple(_hub_file(file) for file in files if not store.has(file.sha256))
+        if gone:
+            hub = hub or Hub(environ)
+            downloads += hub.downloads(repo, repo_type, commit, gone)
+    fetch(store, downloads, progress=progress, environ=environ)
+    for key, file in _local_files(lock):
+        if not store.has(file.sha256):
+            raise ResolveError(
+                f"{key}: {file.path} (sha256 {file.sha256[:12]}…) is not in the store and has no upstream",
+                hint="put the file back, or take it from a bundle: kitbuild fetch RECIPE --from BUNDLE",
+            )
+    if base:
+        find.ensure(lock.base, store=store, environ=environ, client=client, progress=progress)
+
+
+def trees(lock: Lock) -> Iterator[tuple[str, RepoType, LockedTree]]:
+    """Every file tree of the lock but the kernels', with its recipe key."""
+    if lock.model.weights is not None:
+        yield "model", "model", lock.model.weights
+    if lock.model.tokenizer is not None:
+        yield "model.tokenizer", "model", lock.model.tokenizer
+    for index, dataset in enumerate(lock.datasets):
+        yield f"dataset.{index}", "dataset", dataset.tree
+    if lock.evaluate is not None:
+        yield "evaluate.dataset", "dataset", lock.evaluate.tree
+
+
+def _hub_files(lock: Lock) -> Iterator[tuple[str, RepoType, str, tuple[LockedFile, ...]]]:
+    for _, repo_type, tree in trees(lock):
+        if tree.repo is not None:
+            yield tree.repo, repo_type, str(tree.commit), tree.files
+    for kernel in lock.kernels:
+        yield kernel.repo, "kernel", kernel.commit, kernel.files
+
+
+def _local_files(lock: Lock) -> Iterator[tuple[str, LockedFile]]:
+    for key, _, tree in trees(lock):
+        if tree.path is not None:
+            yield from ((key, file) for file in tree.files)
+    if lock.model.chat_template is not None:
+        yield "model.chat_template", lock.model.chat_template
+
+
+def _hub_file(file: LockedFile) -> HubFile:
+    return HubFile(path=file.path, size=file.size, sha256=file.sha256, blob_id="")

@@ -1,0 +1,359 @@
+"""Hub kernels, resolved for the target: commit, build variant, files, dependencies, trust.
+
+Part of step 2. Which variant fits is decided by the `kernels` library itself, for the system that the lock
+names and never for the host.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import InvalidVersion, Version
+
+from kitbuild.errors import Problem, ResolveError, VerificationError
+from kitbuild.lock.models import LockedKernel, LockedWheel, RejectedVariant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kitbuild.lock.hub import Hub, HubFile, Snapshot
+    from kitbuild.progress import Progress
+    from kitbuild.recipe.models import Recipe
+    from kitbuild.store import Store
+
+MAX_REDIRECTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """What a kernel must fit: torch's CUDA ("12.9", or None for CPU), its version, machine and GPU architectures."""
+
+    cuda: str | None
+    torch: str
+    machine: str
+    gpu_archs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"torch {self.torch}, {'CUDA ' + self.cuda if self.cuda else 'CPU'}, {self.machine}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One reference to resolve, and who asked for it."""
+
+    role: str
+    repo: str
+    revision: str
+    member: str | None
+    layers: Mapping[str, str]
+    asked_by: str
+
+
+def wanted_kernels(recipe: Recipe) -> tuple[Wanted, ...]:
+    """The kernels that a recipe names; layers of one repository and revision are one kernel."""
+    from kitbuild.recipe.models import KernelReference  # noqa: PLC0415
+
+    found = []
+    attention = recipe.kernels.attention_reference
+    if attention is not None:
+        found.append(
+            Wanted(
+                role="attention",
+                repo=attention.repo,
+                revision=str(attention.revision),
+                member=attention.member,
+                layers={},
+                asked_by="kernels.attention",
+            )
+        )
+    grouped: dict[tuple[str, str], dict[str, str]] = {}
+    for layer, text in sorted(recipe.kernels.layers.items()):
+        reference = KernelReference.parse(text)
+        grouped.setdefault((reference.repo, str(reference.revision)), {})[layer] = str(reference.member)
+    found += [
+        Wanted(
+            role="layers",
+            repo=repo,
+            revision=revision,
+            member=None,
+            layers=layers,
+            asked_by="kernels.layers." + ", ".join(layers),
+        )
+        for (repo, revision), layers in sorted(grouped.items())
+    ]
+    return tuple(found)
+
+
+def lock_kernels(  # noqa: PLR0913 - each is an effect or a fact of the target
+    recipe: Recipe, *, system: System, wheels: tuple[LockedWheel, ...], hub: Hub, store: Store, progress: Progress
+) -> tuple[LockedKernel, ...]:
+    """Lock every kernel that the recipe names, and what those depend on. All problems are raised at once."""
+    queue = list(wanted_kernels(recipe))
+    locked: dict[tuple[str, str, str], LockedKernel] = {}
+    problems: list[Problem] = []
+    while queue:
+        wanted = queue.pop(0)
+        try:
+            kernel = _lock_one(wanted, system=system, hub=hub, store=store, progress=progress)
+        except ResolveError as error:
+            problems.append(Problem(message=error.message, hint=error.hint, key=wanted.asked_by))
+            continue
+        metadata = _metadata(kernel, store)
+        problems += _complaints(kernel, metadata, recipe=recipe, system=system, wheels=wheels, key=wanted.asked_by)
+        key = (kernel.role, kernel.repo, kernel.commit)
+        if key not in locked:
+            locked[key] = kernel
+            queue += _dependencies(kernel, metadata)
+    if problems:
+        raise ResolveError("the kernels cannot be locked", problems=problems)
+    return tuple(locked[key] for key in sorted(locked))
+
+
+def _lock_one(wanted: Wanted, *, system: System, hub: Hub, store: Store, progress: Progress) -> LockedKernel:
+    snapshot, revision = _follow_redirects(wanted, hub=hub, store=store, progress=progress)
+    variants = sorted({file.path.split("/")[1] for file in snapshot.files if file.path.count("/") > 1})
+    variant, rejected = choose_variant(variants, system)
+    if variant is None:
+        listed = ", ".join(variants) or "none"
+        raise ResolveError(
+            f"{wanted.repo}@{wanted.revision} ({snapshot.commit[:12]}) has no build for {system}",
+            hint=f"variants that exist: {listed}; choose another revision, or image.cuda and torch to match one",
+        )
+    folder = f"build/{variant}/"
+    chosen = tuple(file for file in snapshot.files if _in_variant(file, folder))
+    files = hub.lock_files(snapshot, chosen, store=store, progress=progress)
+    about = next((file for file in files if file.path == folder + "metadata.json"), None)
+    if about is None:
+        raise ResolveError(
+            f"{wanted.repo}@{wanted.revision}: {folder}metadata.json is missing",
+            hint="builds from before metadata existed cannot be verified; take a newer revision",
+        )
+    metadata = _parse_metadata(store.path(about.sha256).read_bytes(), wanted.repo)
+    publisher = snapshot.repo.partition("/")[0]
+    progress.note(
+        f"{wanted.role}: {snapshot.repo} @ {snapshot.commit[:12]} ({wanted.asked_by} {wanted.revision}),"
+        f" variant {variant} ({system})"
+    )
+    digest = metadata.get("digest")
+    return LockedKernel.model_validate(
+        {
+            "role": wanted.role,
+            "repo": snapshot.repo,
+            "revision": revision,
+            "commit": snapshot.commit,
+            "member": wanted.member,
+            "layers": dict(wanted.layers),
+            "variant": variant,
+            "rejected": rejected,
+            "kernel_version": metadata.get("version"),
+            "files": files,
+            "metadata_sha256": about.sha256,
+            "metadata_digest": json.dumps(digest, sort_keys=True) if digest else None,
+            "dependencies": tuple(sorted(_dependency_names(metadata))),
+            "publisher": publisher,
+            "trusted": hub.trusts(publisher),
+            "signature": "present" if _signed(chosen) else "absent",
+        }
+    )
+
+
+def _follow_redirects(wanted: Wanted, *, hub: Hub, store: Store, progress: Progress) -> tuple[Snapshot, str]:
+    """Follow `kernel-status.toml`, which the `kernels` library itself does not do when it loads."""
+    repo, revision = wanted.repo, wanted.revision
+    for _ in range(MAX_REDIRECTS):
+        snapshot = hub.snapshot(repo, revision, "kernel")
+        status = tuple(file for file in snapshot.files if file.path == "kernel-status.toml")
+        if not status:
+            return snapshot, revision
+        (locked,) = hub.lock_files(snapshot, status, store=store, progress=progress)
+        fields = tomllib.loads(store.path(locked.sha256).read_text(encoding="utf-8"))
+        if fields.get("kind") != "redirect" or not fields.get("destination"):
+            return snapshot, revision
+        progress.note(f"kernel {repo} moved to {fields['destination']}")
+        repo, revision = str(fields["destination"]), str(fields.get("revision", "main"))
+    raise ResolveError(f"{wanted.repo}@{wanted.revision} redirects more than {MAX_REDIRECTS} times")
+
+
+def choose_variant(names: list[str], system: System) -> tuple[str | None, tuple[RejectedVariant, ...]]:
+    """The build variant that `kernels` would load on `system`, and each other one with the reason against it.
+
+    Uses a private function of `kernels` (pinned to 0.17), since the public one detects the host:
+    huggingface/kernels, src/kernels/variants.py.
+    """
+    from kernels import variants as library  # noqa: PLC0415
+    from kernels.backends import CPU, CUDA  # noqa: PLC0415
+
+    parsed, rejected = [], []
+    for name in names:
+        try:
+            parsed.append(library.parse_variant(name))
+        except ValueError as error:
+            rejected.append(RejectedVariant(variant=name, reason=str(error)))
+    torch = Version(system.torch)
+    accepted, trace = library._resolve_variant_for_system(  # noqa: SLF001 - see the docstring
+        parsed,
+        CUDA(Version(system.cuda)) if system.cuda else CPU(),
+        system.machine,
+        "linux",
+        Version(f"{torch.major}.{torch.minor}"),
+        True,  # noqa: FBT003 - torch wheels for Linux are built with the C++11 ABI since 2.6
+        None,
+    )
+    # Two spellings can parse to one variant; the name in the repository is what is loaded.
+    spelled = {library.parse_variant(name).variant_str: name for name in names if _parses(library, name)}
+    for decision in trace:
+        name = spelled[decision.variant.variant_str]
+        if not accepted or decision.variant != accepted[0]:
+            reason = getattr(decision, "reason", "another build is preferred")
+            rejected.append(RejectedVariant(variant=name, reason=str(reason)))
+    ordered = tuple(sorted(rejected, key=lambda item: item.variant))
+    return (spelled[accepted[0].variant_str] if accepted else None), ordered
+
+
+def _parses(library: Any, name: str) -> bool:
+    try:
+        library.parse_variant(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _complaints(  # noqa: PLR0913 - each is a fact of the target
+    kernel: LockedKernel,
+    metadata: Mapping[str, Any],
+    *,
+    recipe: Recipe,
+    system: System,
+    wheels: tuple[LockedWheel, ...],
+    key: str,
+) -> Iterator[Problem]:
+    """Everything that would go wrong with this kernel later."""
+    name = f"{kernel.repo}@{kernel.revision}"
+    if not kernel.trusted and not {kernel.publisher, kernel.repo} & set(recipe.policy.allow_publishers):
+        yield Problem(
+            key=key,
+            message=f"{name}: {kernel.publisher} is not a trusted kernel publisher",
+            hint=f"if you trust it, add it: policy: {{allow_publishers: [{kernel.publisher}]}}",
+        )
+    if recipe.policy.require_signatures and kernel.signature == "absent":
+        yield Problem(key=key, message=f"{name} is not signed", hint="policy.require_signatures asks for signatures")
+    versions = {wheel.name: wheel.version for wheel in wheels}
+    minimum = metadata.get("kernels-minver")
+    if minimum and "kernels" in versions and Version(versions["kernels"]) < Version(str(minimum)):
+        yield Problem(
+            key=key,
+            message=f"{name} needs kernels ≥ {minimum}, the lock has {versions['kernels']}",
+            hint="take an older revision of the kernel",
+        )
+    for package in _python_packages(metadata):
+        if package not in versions:
+            yield Problem(
+                key=key,
+                message=f"{name} needs the Python package {package}, which the lock does not have",
+                hint=f'add it: image: {{packages: {{{package}: "…"}}}}',
+            )
+    archs = (metadata.get("backend") or {}).get("archs")
+    if archs and system.cuda:
+        for arch in system.gpu_archs:
+            if not _runs_on(arch, archs):
+                yield Problem(
+                    key=key,
+                    message=f"{name} ({kernel.variant}) is built for GPU architectures {', '.join(map(str, archs))}, not {arch}",
+                    hint="take another revision, or correct image.gpu_archs",
+                )
+
+
+def _runs_on(arch: str, built_for: list[str]) -> bool:
+    """Binary code runs on its own major with an equal or higher minor; `+PTX` on anything newer."""
+    try:
+        wanted = Version(arch.rstrip("abcdef"))
+        for text in built_for:
+            plain = str(text).removesuffix("+PTX")
+            built = Version(plain.rstrip("abcdef"))
+            same_family = built.major == wanted.major and built.minor <= wanted.minor
+            if (
+                plain == arch
+                or (same_family and plain[-1].isdigit())
+                or (str(text).endswith("+PTX") and built <= wanted)
+            ):
+                return True
+    except InvalidVersion:
+        return True
+    return False
+
+
+def _python_packages(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names on the package index of `python-depends`, by the table that `kernels` ships."""
+    from importlib.resources import files  # noqa: PLC0415
+
+    table = json.loads((files("kernels") / "python_depends.json").read_text())
+    backend = str((metadata.get("backend") or {}).get("type", "cpu")).lower()
+    known = {**table["general"], **table["backends"].get(backend, {})}
+    names = [
+        entry["pkg"] for name in metadata.get("python-depends") or () for entry in known.get(name, {}).get("python", [])
+    ]
+    return tuple(sorted(set(names)))
+
+
+def _dependency_names(metadata: Mapping[str, Any]) -> Iterator[str]:
+    for repo, revision in _dependency_pairs(metadata):
+        yield f"{repo}@{revision}"
+
+
+def _dependency_pairs(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for entry in metadata.get("kernel-depends") or ():
+        repo = entry.get("repo-id") or entry.get("repo_id")
+        version, revision = entry.get("version"), entry.get("revision")
+        yield str(repo), f"v{version}" if version is not None else str(revision or "main")
+
+
+def _dependencies(kernel: LockedKernel, metadata: Mapping[str, Any]) -> list[Wanted]:
+    return [
+        Wanted(
+            role="dependency", repo=repo, revision=revision, member=None, layers={}, asked_by=f"needed by {kernel.repo}"
+        )
+        for repo, revision in _dependency_pairs(metadata)
+    ]
+
+
+def _metadata(kernel: LockedKernel, store: Store) -> dict[str, Any]:
+    return _parse_metadata(store.path(kernel.metadata_sha256).read_bytes(), kernel.repo)
+
+
+def _parse_metadata(data: bytes, repo: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(data)
+    except ValueError as error:
+        raise ResolveError(f"{repo}: metadata.json is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ResolveError(f"{repo}: metadata.json is not an object")
+    return parsed
+
+
+def _in_variant(file: HubFile, folder: str) -> bool:
+    # Byte code in a repository is never the code that was reviewed; `kernels` leaves it out too.
+    return file.path.startswith(folder) and not file.path.endswith(".pyc") and "__pycache__" not in file.path
+
+
+def _signed(files: tuple[HubFile, ...]) -> bool:
+    return any(file.path.endswith((".sigstore", ".sigstore.json")) for file in files)
+
+
+def check_metadata_digest(kernel: LockedKernel, folder: Any) -> None:
+    """Check a variant's files against the digest in its own metadata, which nothing does at load (kernels#745)."""
+    from kernels._rust import Digest, DigestValidationError, Metadata  # noqa: PLC0415
+
+    expected = Metadata.read_from_file(folder / "metadata.json").digest
+    if expected is None:
+        return
+    try:
+        expected.validate(Digest.hash_variant(expected.algorithm, folder))
+    except DigestValidationError as error:
+        wrong = "; ".join(str(violation) for violation in error.violations)
+        raise VerificationError(
+            f"{kernel.repo}@{kernel.commit[:12]} ({kernel.variant}) does not match its own metadata: {wrong}",
+            hint="the build was changed after it was made; do not use it, tell its publisher",
+        ) from error

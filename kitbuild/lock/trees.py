@@ -1,0 +1,220 @@
+"""Models, tokenizers, chat templates and datasets as file trees: by commit from the Hub, by content from disk.
+
+Part of step 2. Every file gets a sha256; local files are copied into the store, so that a later edit cannot
+reach a run.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from kitbuild.errors import Problem, RecipeError, ResolveError
+from kitbuild.lock.models import LockedDataset, LockedFile, LockedModel, LockedTree
+from kitbuild.store import sha256_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kitbuild.lock.hub import Hub, HubFile, RepoType
+    from kitbuild.progress import Progress
+    from kitbuild.recipe.models import Dataset, Located, Recipe
+    from kitbuild.store import Store
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.jinja",
+    "*.model",
+)
+MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*config*.json", *TOKENIZER_FILES)
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text", ".arrow": "arrow"}
+
+
+class Trees:
+    """Locks trees for one recipe. `folder` is the recipe's, where its relative paths start."""
+
+    def __init__(self, *, folder: Path, hub: Callable[[], Hub], store: Store, progress: Progress) -> None:
+        self._folder = folder
+        self._hub = hub
+        self._store = store
+        self._progress = progress
+
+    def model(self, recipe: Recipe) -> LockedModel:
+        """The checkpoint or configuration, the tokenizer where it is separate, the chat template where one is named."""
+        model = recipe.model
+        patterns = (*MODEL_FILES, "*.py") if model.trust_remote_code else MODEL_FILES
+        weights = None if model.config is not None else self._tree(model, "model", patterns, key="model")
+        if weights is not None and not any(file.path.endswith(".safetensors") for file in weights.files):
+            raise ResolveError(
+                f"model {model.repo or model.path} has no *.safetensors",
+                hint="pickled weights can run code when they are loaded; convert them with `save_pretrained` first",
+            )
+        tokenizer = (
+            self._tree(model.tokenizer, "model", (*TOKENIZER_FILES, "config.json"), key="model.tokenizer")
+            if model.tokenizer
+            else None
+        )
+        template = None
+        if model.chat_template is not None:
+            template = self._file(self._folder / model.chat_template, model.chat_template, key="model.chat_template")
+        return LockedModel(weights=weights, config=model.config, tokenizer=tokenizer, chat_template=template)
+
+    def dataset(self, dataset: Dataset, *, key: str) -> LockedDataset:
+        """One dataset: the data files of its split, and how they are read."""
+        if dataset.path is not None:
+            tree = self._local(dataset.path, ("*",), key=key)
+            data_files = tuple(file.path for file in tree.files if PurePosixPath(file.path).suffix in FORMATS)
+        else:
+            tree, data_files = self._hub_dataset(dataset)
+        formats = {FORMATS[PurePosixPath(name).suffix] for name in data_files}
+        if len(formats) != 1:
+            found = ", ".join(sorted(formats)) or "no data file"
+            raise ResolveError(
+                f"{key}: {dataset.repo or dataset.path} has {found}; one format is needed",
+                hint=f"formats that are read: {', '.join(FORMATS)}",
+            )
+        return LockedDataset.model_validate(
+            {
+                "tree": tree,
+                "format": formats.pop(),
+                "config": dataset.config,
+                "split": dataset.split,
+                "data_files": data_files,
+                "weight": dataset.weight,
+            }
+        )
+
+    def _tree(self, where: Located, repo_type: RepoType, patterns: tuple[str, ...], *, key: str) -> LockedTree:
+        if where.path is not None:
+            return self._local(where.path, patterns, key=key)
+        repo, revision = str(where.repo), where.revision or "main"
+        hub = self._hub()
+        snapshot = hub.snapshot(repo, revision, repo_type)
+        chosen = tuple(file for file in snapshot.files if _matches(file.path, patterns))
+        files = hub.lock_files(snapshot, chosen, store=self._store, progress=self._progress)
+        self._progress.note(f"{key}: {snapshot.repo} @ {snapshot.commit[:12]} ({revision}), {len(files)} files")
+        return LockedTree(repo=snapshot.repo, revision=revision, commit=snapshot.commit, files=files)
+
+    def _hub_dataset(self, dataset: Dataset) -> tuple[LockedTree, tuple[str, ...]]:
+        repo, revision = str(dataset.repo), dataset.revision or "main"
+        hub = self._hub()
+        snapshot = hub.snapshot(repo, revision, "dataset")
+        card = tuple(file for file in snapshot.files if file.path == "README.md")
+        locked_card = hub.lock_files(snapshot, card, store=self._store, progress=self._progress)
+        about = _front_matter(self._store.path(locked_card[0].sha256).read_bytes()) if locked_card else {}
+        names = split_files([file.path for file in snapshot.files], about, config=dataset.config, split=dataset.split)
+        if not names:
+            raise ResolveError(
+                f"dataset {repo}@{revision} has no data files for split {dataset.split!r}"
+                + (f" of configuration {dataset.config!r}" if dataset.config else ""),
+                hint=f"files that exist: {', '.join(_some(snapshot.files))}",
+            )
+        chosen = tuple(file for file in snapshot.files if file.path in set(names))
+        files = hub.lock_files(snapshot, chosen, store=self._store, progress=self._progress)
+        self._progress.note(f"dataset: {snapshot.repo} @ {snapshot.commit[:12]} ({revision}), {len(files)} files")
+        tree = LockedTree(repo=snapshot.repo, revision=revision, commit=snapshot.commit, files=files)
+        return tree, tuple(names)
+
+    def _local(self, path: str, patterns: tuple[str, ...], *, key: str) -> LockedTree:
+        place = self._folder / path
+        if place.is_file():
+            return LockedTree(path=path, files=(self._file(place, place.name, key=key),))
+        if not place.is_dir():
+            raise _recipe_error(key, f"{path} does not exist", "paths start at the recipe's own folder")
+        found = sorted(
+            (item.relative_to(place).as_posix(), item)
+            for item in place.rglob("*")
+            if item.is_file() and not any(part.startswith(".") for part in item.relative_to(place).parts)
+        )
+        chosen = [(name, item) for name, item in found if _matches(name, patterns)]
+        if not chosen:
+            raise _recipe_error(
+                key, f"{path} has none of the files that are needed", f"looked for {', '.join(patterns)}"
+            )
+        return LockedTree(path=path, files=tuple(self._file(item, name, key=key) for name, item in chosen))
+
+    def _file(self, place: Path, name: str, *, key: str) -> LockedFile:
+        try:
+            sha256, size = sha256_file(place)
+            self._store.add_file(place, name=name, expected=sha256)
+        except OSError as error:
+            raise _recipe_error(key, f"{place.name} cannot be read: {error.strerror}", None) from error
+        return LockedFile(path=name, size=size, sha256=sha256)
+
+
+def split_files(names: list[str], about: dict[str, Any], *, config: str | None, split: str) -> list[str]:
+    """Data files of a split: by the card's `configs` where it has them, else by the Hub's naming conventions.
+
+    https://huggingface.co/docs/hub/datasets-manual-configuration and datasets-file-names-and-splits.
+    """
+    data = sorted(name for name in names if PurePosixPath(name).suffix in FORMATS and name != "dataset_infos.json")
+    configs = about.get("configs") or []
+    chosen = [
+        entry
+        for entry in configs
+        if (entry.get("config_name") == config if config else entry.get("default") or len(configs) == 1)
+    ] or [entry for entry in configs if not config and entry.get("config_name") == "default"]
+    if chosen:
+        return [name for pattern in _patterns(chosen[0], split) for name in data if fnmatch.fnmatch(name, pattern)]
+    inside = [name for name in data if config is None or config in PurePosixPath(name).parts]
+    named = [name for name in inside if _names_split(name, split)]
+    if named:
+        return named
+    other = any(_names_split(name, word) for name in inside for word in ("test", "validation", "valid", "dev", "eval"))
+    return [] if split != "train" or other else inside
+
+
+def _patterns(entry: dict[str, Any], split: str) -> list[str]:
+    given = entry.get("data_files") or []
+    if isinstance(given, str):
+        return [given] if split == "train" else []
+    found: list[str] = []
+    for item in given:
+        if isinstance(item, str):
+            found += [item] if split == "train" else []
+        elif item.get("split") == split:
+            paths = item.get("path")
+            found += [paths] if isinstance(paths, str) else list(paths or [])
+    return found
+
+
+def _names_split(name: str, split: str) -> bool:
+    """Whether a path has the split as a word: `data/train-00000-of-00001.parquet`, `train.jsonl`, `train/0.parquet`."""
+    text = name.lower()
+    for separator in "/-_. ":
+        text = text.replace(separator, " ")
+    return split.lower() in text.split()
+
+
+def _front_matter(data: bytes) -> dict[str, Any]:
+    from ruamel.yaml import YAML  # noqa: PLC0415
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+
+    text = data.decode("utf-8", errors="replace")
+    if not text.startswith("---"):
+        return {}
+    try:
+        loaded = YAML(typ="safe", pure=True).load(io.StringIO(text.split("---", 2)[1]))
+    except YAMLError:
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    # Only the top folder counts for a model: `original/` and `onnx/` hold the same weights in other forms.
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns) and ("*" in patterns or "/" not in name)
+
+
+def _some(files: Iterable[HubFile], most: int = 12) -> list[str]:
+    names = [file.path for file in files]
+    return [*names[:most], "…"] if len(names) > most else names
+
+
+def _recipe_error(key: str, message: str, hint: str | None) -> RecipeError:
+    return RecipeError(f"{key}: {message}", hint=hint, problems=[Problem(key=key, message=message, hint=hint)])

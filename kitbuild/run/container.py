@@ -1,0 +1,122 @@
+"""Step 4: what a training container is given. Pure: from a lock and an image to the arguments of the engine.
+
+The same description is printed as the equal `docker run` line, so that anyone can start it without kitbuild.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kitbuild.lock.models import Lock, LockedTree
+    from kitbuild.store import Store
+
+GUEST_UID = 10001
+SHARED_MEMORY_BYTES = 1 << 30
+TMPFS = {"/tmp": "rw,nosuid,nodev,mode=1777", "/cache": "rw,nosuid,nodev,exec,mode=1777"}  # noqa: S108 - in the container
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A host path inside the container."""
+
+    host: Path
+    container: PurePosixPath
+    read_only: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerSpec:
+    """One training container, hardened: no network, no capability, read-only root, an ordinary user."""
+
+    image: str
+    name: str
+    user: str
+    mounts: tuple[Mount, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: bool = False
+    command: tuple[str, ...] = ("train",)
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of docker-py's `containers.create`."""
+        from docker.types import DeviceRequest  # noqa: PLC0415 - a third of a second
+        from docker.types import Mount as EngineMount  # noqa: PLC0415
+
+        return {
+            "image": self.image,
+            "command": list(self.command),
+            "name": self.name,
+            "user": self.user,
+            "environment": dict(self.environment),
+            "mounts": [
+                EngineMount(str(mount.container), str(mount.host), type="bind", read_only=mount.read_only)
+                for mount in self.mounts
+            ],
+            "tmpfs": dict(TMPFS),
+            "read_only": True,
+            "network_mode": "none",
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "shm_size": SHARED_MEMORY_BYTES,
+            "device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])] if self.gpus else None,
+            "detach": True,
+        }
+
+    def command_line(self) -> str:
+        """The equal `docker run` line."""
+        words = ["docker", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL"]
+        words += ["--security-opt", "no-new-privileges", "--user", self.user, "--shm-size", str(SHARED_MEMORY_BYTES)]
+        for place, options in TMPFS.items():
+            words += ["--tmpfs", f"{place}:{options}"]
+        if self.gpus:
+            words += ["--gpus", "all"]
+        for mount in self.mounts:
+            readonly = ",readonly" if mount.read_only else ""
+            words += ["--mount", f"type=bind,source={mount.host},target={mount.container}{readonly}"]
+        for key, value in sorted(self.environment.items()):
+            words += ["-e", f"{key}={value}"]
+        return shlex.join([*words, self.image, *self.command])
+
+
+def input_mounts(lock: Lock, store: Store) -> tuple[tuple[Path, PurePosixPath], ...]:
+    """Where each input that is not baked lies on the host, and where the guest looks for it."""
+    inputs = PurePosixPath("/inputs")
+    baked = set(lock.recipe["image"]["bake"])
+    found: list[tuple[Path, PurePosixPath]] = []
+    if "model" not in baked:
+        if lock.model.weights is not None:
+            found.append((_tree(lock.model.weights, store), inputs / "model"))
+        if lock.model.tokenizer is not None:
+            found.append((_tree(lock.model.tokenizer, store), inputs / "tokenizer"))
+        if lock.model.chat_template is not None:
+            folder = store.tree([("chat_template.jinja", lock.model.chat_template.sha256)])
+            found.append((folder / "chat_template.jinja", inputs / "chat_template.jinja"))
+    if "dataset" not in baked:
+        found += [(_tree(data.tree, store), inputs / "data" / str(index)) for index, data in enumerate(lock.datasets)]
+        if lock.evaluate is not None:
+            found.append((_tree(lock.evaluate.tree, store), inputs / "evaluate"))
+    return tuple(found)
+
+
+def _tree(tree: LockedTree, store: Store) -> Path:
+    return store.tree([(file.path, file.sha256) for file in tree.files])
+
+
+def guest_environment(*, engine: str, locked: bool, image: Mapping[str, Any] | None, resume: bool) -> dict[str, str]:
+    """All that the host tells the guest."""
+    told = {"KIT_ENGINE": engine, "KIT_LOCKED": "1" if locked else "0"}
+    if image is not None:
+        told["KIT_IMAGE"] = json.dumps(dict(image), sort_keys=True)
+    if resume:
+        told["KIT_RESUME"] = "1"
+    if engine == "docker":
+        told["KIT_HARDENING"] = json.dumps(
+            {"cap_drop": "all", "network": "none", "new_privileges": False, "read_only_root": True}, sort_keys=True
+        )
+    return told

@@ -1,0 +1,126 @@
+"""Step 4, with a container engine: start the locked image and follow it. Docker SDK; podman speaks the same API."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import docker.errors
+import requests.exceptions
+
+from kitbuild.errors import RunError
+from kitbuild.run.container import GUEST_UID, ContainerSpec, Mount, PurePosixPath, guest_environment, input_mounts
+from kitbuild.run.follow import Stop, follow, raise_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import docker
+    from docker.models.containers import Container
+
+    from kitbuild.lock.models import Lock
+    from kitbuild.progress import Progress
+    from kitbuild.store import Store
+
+STOP_SECONDS = 600
+"""How long a run may take to reach the end of its step and save."""
+
+
+class ContainerProcess:
+    """A started container as `follow` sees it."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        try:
+            self._container.reload()
+        except docker.errors.NotFound as error:
+            raise RunError("the container was removed while it ran") from error
+        except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+            raise RunError(
+                f"the engine stopped answering during the run: {error}",
+                hint="start it again, then go on with `kitbuild run RECIPE --resume RUN`",
+            ) from error
+        state = self._container.attrs["State"]
+        return None if state["Status"] in {"created", "running", "paused", "restarting"} else int(state["ExitCode"])
+
+    def stop(self) -> None:
+        """SIGTERM: the guest saves a checkpoint and ends with exit code 10."""
+        with contextlib.suppress(docker.errors.APIError):
+            self._container.kill(signal="SIGTERM")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        with contextlib.suppress(docker.errors.APIError):
+            self._container.kill()
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel's OOM killer took it."""
+        return bool(self._container.attrs["State"].get("OOMKilled"))
+
+
+def container_spec(lock: Lock, *, image: Mapping[str, Any], run_dir: Path, store: Store, resume: bool) -> ContainerSpec:
+    """The container for a run; gives `run_dir` to the guest's user when we are root."""
+    root = os.geteuid() == 0
+    if root:
+        for path in (run_dir, *run_dir.rglob("*")):
+            os.chown(path, GUEST_UID, GUEST_UID, follow_symlinks=False)
+    mounts = [Mount(host=host, container=place) for host, place in input_mounts(lock, store)]
+    return ContainerSpec(
+        image=str(image["engine_id"]),
+        name=run_dir.name,
+        user=f"{GUEST_UID}:{GUEST_UID}" if root else f"{os.geteuid()}:{os.getegid()}",
+        mounts=(*mounts, Mount(host=run_dir, container=PurePosixPath("/out"), read_only=False)),
+        environment=guest_environment(engine="docker", locked=True, image=image, resume=resume),
+        gpus=lock.target != "cpu",
+    )
+
+
+def run_container(
+    spec: ContainerSpec, run_dir: Path, *, client: docker.DockerClient, progress: Progress, stop: Stop
+) -> None:
+    """Start, follow to the end, remove. Raises what the guest says went wrong."""
+    container = _create(spec, client)
+    process = ContainerProcess(container)
+    try:
+        _start(container)
+        code = follow(process, run_dir, progress=progress, stop=stop)
+        _keep_log(container, run_dir)
+        raise_for(code, process, run_dir)
+    finally:
+        with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
+            container.remove(force=True)
+
+
+def _create(spec: ContainerSpec, client: docker.DockerClient) -> Container:
+    try:
+        return client.containers.create(**spec.engine_arguments())
+    except docker.errors.ImageNotFound as error:
+        raise RunError(f"the engine has no image {spec.image[:19]}", hint="build it: kitbuild image RECIPE") from error
+    except docker.errors.APIError as error:
+        raise RunError(f"the engine refused the container: {error.explanation or error}") from error
+
+
+def _start(container: Container) -> None:
+    try:
+        container.start()
+    except docker.errors.APIError as error:
+        text = str(error.explanation or error)
+        if "could not select device driver" in text:
+            raise RunError(
+                "the engine cannot give a GPU to a container",
+                hint="install the NVIDIA Container Toolkit, or run with --engine local",
+            ) from error
+        raise RunError(f"the engine could not start the container: {text}") from error
+
+
+def _keep_log(container: Container, run_dir: Path) -> None:
+    """What the guest printed before it could open its own log, if anything."""
+    with contextlib.suppress(docker.errors.APIError, OSError):
+        text = container.logs()
+        if text and not (run_dir / "logs" / "guest.log").exists():
+            (run_dir / "container.log").write_bytes(text)

@@ -1,0 +1,120 @@
+"""Step 4: watch a run through the files that the guest writes, whichever engine it runs on."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kitbuild.errors import KitbuildError, Problem, RecipeError, RunError, StoppedError, VerificationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kitbuild.progress import Progress
+
+POLL_SECONDS = 0.2
+STOPPED_EXIT_CODE = 10
+
+
+class Process(Protocol):
+    """A started guest."""
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+
+    def stop(self) -> None:
+        """Ask it to save a checkpoint and end. Called once."""
+
+    def kill(self) -> None:
+        """End it now."""
+
+    def out_of_memory(self) -> bool:
+        """Whether the system ended it for memory; asked after it ended."""
+
+
+@dataclass
+class Stop:
+    """Set by a signal handler; read at each turn."""
+
+    requested: bool = False
+
+
+def follow(
+    process: Process, run_dir: Path, *, progress: Progress, stop: Stop, sleep: Callable[[float], None] = time.sleep
+) -> int:
+    """Show progress until the guest ends; returns its exit code. A stop request is passed on once."""
+    asked = False
+    phase, step = "", 0
+    with progress.activity("training", total=None, unit="steps") as advance:
+        while (code := process.exit_code()) is None:
+            status = read_json(run_dir / "status.json")
+            if status.get("phase", phase) != phase:
+                phase = str(status["phase"])
+                progress.detail(str(status.get("message") or phase))
+            now = int(status.get("step") or 0)
+            if now > step:
+                advance(now - step)
+                step = now
+                progress.detail(describe(status))
+            if stop.requested and not asked:
+                asked = True
+                progress.note("stopping: a checkpoint is saved at the end of this step")
+                process.stop()
+            sleep(POLL_SECONDS)
+    return code
+
+
+def describe(status: dict[str, Any]) -> str:
+    """One line: `step 12/20 · loss 1.234 · 5,678 tokens/s · 1:23 left`."""
+    parts = [f"step {status.get('step')}/{status.get('steps')}"]
+    if isinstance(status.get("loss"), (int, float)):
+        parts.append(f"loss {status['loss']:.4f}")
+    if status.get("tokens_per_second"):
+        parts.append(f"{status['tokens_per_second']:,.0f} tokens/s")
+    if status.get("seconds_left") is not None:
+        minutes, seconds = divmod(int(status["seconds_left"]), 60)
+        parts.append(f"{minutes}:{seconds:02d} left")
+    return " · ".join(parts)
+
+
+def raise_for(code: int, process: Process, run_dir: Path) -> None:
+    """Turn a guest's exit into our error, with the guest's own words where it left any."""
+    if code == 0:
+        return
+    told = read_json(run_dir / "exit.json")
+    where = f"see {run_dir / 'logs' / 'guest.log'}"
+    if process.out_of_memory():
+        raise RunError(
+            f"the run was ended by the system: out of memory (at step {told.get('steps_done') or 'start'})",
+            hint="lower batch.micro or train.max_length, or give the machine more memory",
+        )
+    if told.get("exit_code") != code:
+        raise RunError(f"the run was killed or crashed (exit code {code}) before it could say why", hint=where)
+    problems = [Problem(**_known(problem)) for problem in told.get("problems") or []]
+    kind = _ERRORS.get(code, RunError)
+    raise kind(str(told.get("message") or "the run failed"), hint=told.get("hint") or where, problems=problems)
+
+
+_ERRORS: dict[int, type[KitbuildError]] = {
+    1: KitbuildError,
+    2: RecipeError,
+    7: VerificationError,
+    STOPPED_EXIT_CODE: StoppedError,
+}
+
+
+def _known(problem: dict[str, Any]) -> dict[str, Any]:
+    fields = ("message", "hint", "file", "line", "column", "key")
+    return {"message": ""} | {key: problem[key] for key in fields if key in problem}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a file that may not be there yet."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
