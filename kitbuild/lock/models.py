@@ -9,18 +9,38 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import StringConstraints
+
+from kitbuild.base.models import Closed, Digest, LockedBase, Sha256, SystemPackage, Upstream
+
+__all__ = [
+    "LOCK_VERSION",
+    "Argument",
+    "Built",
+    "Closed",
+    "CommitSha",
+    "Defaults",
+    "Digest",
+    "Lock",
+    "LockedBase",
+    "LockedDataset",
+    "LockedFile",
+    "LockedKernel",
+    "LockedModel",
+    "LockedTree",
+    "LockedWheel",
+    "Maker",
+    "MetAdvisory",
+    "PackageSet",
+    "RejectedVariant",
+    "Sha256",
+    "SystemPackage",
+    "Upstream",
+    "canonical",
+]
 
 LOCK_VERSION = 1
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 CommitSha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-
-
-class Closed(BaseModel):
-    """Closed and frozen, as everywhere."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class LockedFile(Closed):
@@ -37,39 +57,6 @@ class Maker(Closed):
     version: str
     guest_sha256: Sha256
     layout: int
-
-
-class Upstream(Closed):
-    """What a base was built from."""
-
-    name: str
-    digest: Digest | None
-
-
-class SystemPackage(Closed):
-    """A distribution package in the base; `sha256` of its archive where the base records it."""
-
-    name: str
-    version: str
-    architecture: str
-    sha256: Sha256 | None = None
-
-
-class LockedBase(Closed):
-    """A finished base image, by digest, and the facts read from it."""
-
-    name: str
-    manifest_digest: Digest
-    config_digest: Digest
-    diff_ids: tuple[Digest, ...]
-    dockerfile_sha256: Sha256 | None
-    upstream: Upstream | None
-    python: str
-    interpreter: str
-    glibc: str
-    architecture: Literal["amd64", "arm64"]
-    cuda: str | None
-    packages: tuple[SystemPackage, ...]
 
 
 class Built(Closed):
