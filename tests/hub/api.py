@@ -7,103 +7,32 @@ Shapes, headers and error codes are those that huggingface_hub reads
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.hub.repos import Entry, GitRepo, UnknownRevisionError
+from tests.hub.protocol import (
+    KINDS,
+    RefusedError,
+    Repo,
+    RepoKind,
+    Request,
+    Response,
+    State,
+    as_json,
+    error,
+    find_commit,
+    find_repo,
+    take_revision,
+)
+from tests.hub.resolve import cached_file, file, lfs_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-RepoKind = Literal["model", "dataset", "kernel"]
-KINDS: dict[str, RepoKind] = {"models": "model", "datasets": "dataset", "kernels": "kernel"}
-RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+    from tests.hub.repos import Entry
+
 TRUE = ("true", "True", "1")
-
-
-@dataclass(kw_only=True)
-class Repo:
-    """A repository as the Hub knows it. `readers` holds the tokens that may read it when private or gated."""
-
-    id: str
-    kind: RepoKind
-    git: GitRepo
-    private: bool = False
-    gated: bool = False
-    readers: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Organization:
-    """A publisher."""
-
-    name: str
-    trusted_kernel_publisher: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A request as it came; `path` is raw, with its query. `origin` is `hub` or `lfs`."""
-
-    origin: Literal["hub", "lfs"]
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes = b""
-
-    @property
-    def query(self) -> dict[str, list[str]]:
-        return parse_qs(urlsplit(self.path).query)
-
-    @property
-    def token(self) -> str | None:
-        scheme, _, token = self.headers.get("authorization", "").partition(" ")
-        return token if scheme == "Bearer" and token else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Response:
-    """An answer; Content-Length is added when it is sent."""
-
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
-@dataclass(kw_only=True)
-class State:
-    """All that the Hub knows."""
-
-    repos: dict[tuple[RepoKind, str], Repo] = field(default_factory=dict)
-    moved: dict[tuple[RepoKind, str], str] = field(default_factory=dict)
-    organizations: dict[str, Organization] = field(default_factory=dict)
-    tokens: dict[str, str] = field(default_factory=dict)
-    page_size: int = 20
-    url: str = ""
-    lfs_url: str = ""
-
-
-class RefusedError(Exception):
-    """An error answer, raised where it is known."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__(response.status)
-        self.response = response
-
-
-def as_json(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    body = json.dumps(value).encode()
-    return Response(status=status, headers={"Content-Type": "application/json", **(headers or {})}, body=body)
-
-
-def error(status: int, message: str, code: str | None = None) -> RefusedError:
-    headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
-    if status == 401:
-        headers["WWW-Authenticate"] = 'Bearer realm="Authentication required", charset="UTF-8"'
-    return RefusedError(as_json({"error": message}, status=status, headers=headers))
 
 
 def answer(state: State, request: Request) -> Response:
@@ -146,35 +75,6 @@ def organization(state: State, name: str) -> Response:
         raise error(404, "Organization not found")
     trusted = {"trustedKernelPublisher": True} if found.trusted_kernel_publisher else {}
     return as_json({"name": name, "fullname": name, "avatarUrl": "", "isVerified": False, "numUsers": 1, **trusted})
-
-
-def find_repo(state: State, request: Request, kind: RepoKind, parts: list[str]) -> tuple[Repo, list[str]]:
-    """The repository that the path begins with, and what follows; a renamed one is a redirect."""
-    names = [unquote("/".join(parts[:length])) for length in (2, 1) if len(parts) >= length]
-    for name in names:
-        new = state.moved.get((kind, name))
-        if new is not None:
-            location = request.path.replace(f"/{name}", f"/{new}", 1)
-            raise RefusedError(Response(status=307, headers={"Location": location}))
-        repo = state.repos.get((kind, name))
-        if repo is not None and (not repo.private or request.token in repo.readers):
-            return repo, parts[name.count("/") + 1 :]
-    # The Hub does not tell a stranger whether a repository is private or missing.
-    raise error(404 if request.token else 401, "Repository not found", "RepoNotFound")
-
-
-def find_commit(repo: Repo, revision: str) -> str:
-    try:
-        return repo.git.resolve(revision)
-    except UnknownRevisionError:
-        raise error(404, f"Invalid rev id: {revision}", "RevisionNotFound") from None
-
-
-def take_revision(parts: list[str]) -> tuple[str, list[str]]:
-    """`refs/pr/1` arrives quoted as one part, or plain as three."""
-    if parts[:2] == ["refs", "pr"]:
-        return "/".join(parts[:3]), parts[3:]
-    return unquote(parts[0]) if parts else "main", parts[1:]
 
 
 def repo_api(state: State, request: Request, kind: RepoKind, parts: list[str]) -> Response:
@@ -294,73 +194,3 @@ def paths_info(repo: Repo, request: Request, sha: str) -> Response:
     wanted = {path.strip("/") for path in paths}
     found = [entry for entry in repo.git.tree(sha) if entry.path in wanted]
     return as_json([expanded(repo, sha, entry, expand=expand) for entry in found])
-
-
-def find_file(state: State, request: Request, kind: RepoKind, parts: list[str]) -> tuple[Repo, str, Entry]:
-    repo, rest = find_repo(state, request, kind, parts)
-    if rest[:1] == ["resolve"]:
-        rest = rest[1:]
-    revision, rest = take_revision(rest)
-    sha = find_commit(repo, revision)
-    if repo.gated and request.token not in repo.readers:
-        raise error(403 if request.token else 401, f"Access to {repo.kind} {repo.id} is restricted.", "GatedRepo")
-    path = unquote("/".join(rest))
-    for entry in repo.git.tree(sha):
-        if entry.path == path and entry.kind == "file":
-            return repo, sha, entry
-    missing = error(404, "Entry not found", "EntryNotFound").response
-    raise RefusedError(Response(status=404, headers={**missing.headers, "X-Repo-Commit": sha}, body=missing.body))
-
-
-def file(state: State, request: Request, parts: list[str]) -> Response:
-    """`[datasets/|kernels/]ID/resolve/REV/PATH`: never the bytes, always a redirect, as the Hub answers today."""
-    kind: RepoKind = KINDS.get(parts[0], "model")
-    rest = parts[1:] if parts[0] in KINDS else parts
-    if "resolve" not in rest:
-        raise error(404, "Sorry, we can't find the page you are looking for.")
-    repo, sha, entry = find_file(state, request, kind, rest)
-    if entry.lfs is None:
-        location = f"/api/resolve-cache/{kind}s/{repo.id}/{sha}/{quote(entry.path)}"
-        headers = {"X-Repo-Commit": sha, "X-Linked-Size": str(entry.size), "X-Linked-Etag": f'"{entry.oid}"'}
-        return Response(status=307, headers={**headers, "Location": location})
-    name = quote(f'inline; filename="{entry.path.rpartition("/")[2]}"')
-    headers = {
-        "X-Repo-Commit": sha,
-        "X-Linked-Size": str(entry.lfs.size),
-        "X-Linked-Etag": f'"{entry.lfs.sha256}"',
-        "Accept-Ranges": "bytes",
-        "Location": f"{state.lfs_url}/repos/{kind}s/{repo.id}/{entry.lfs.sha256}?response-content-disposition={name}",
-    }
-    return Response(status=302, headers=headers)
-
-
-def cached_file(state: State, request: Request, kind: RepoKind, parts: list[str]) -> Response:
-    """The second half of `resolve` for a small file."""
-    repo, sha, entry = find_file(state, request, kind, parts)
-    headers = {"X-Repo-Commit": sha, "ETag": f'"{entry.oid}"', "Content-Type": "application/octet-stream"}
-    return ranged(request, repo.git.blob(entry), headers)
-
-
-def lfs_object(state: State, request: Request, parts: list[str]) -> Response:
-    """The other origin. Like a signed storage address it refuses a token that was meant for the Hub."""
-    if "authorization" in request.headers:
-        raise error(400, "Only one auth mechanism allowed")
-    for repo in state.repos.values():
-        path = repo.git.lfs_folder / parts[-1]
-        if path.is_file():
-            headers = {"ETag": f'"{parts[-1]}"', "Content-Type": "application/octet-stream"}
-            return ranged(request, path.read_bytes(), headers)
-    raise error(404, "NoSuchKey")
-
-
-def ranged(request: Request, data: bytes, headers: Mapping[str, str]) -> Response:
-    headers = {**headers, "Accept-Ranges": "bytes"}
-    found = RANGE.fullmatch(request.headers.get("range", ""))
-    if found is None or not (found[1] or found[2]):
-        return Response(headers=headers, body=data)
-    start = int(found[1]) if found[1] else max(0, len(data) - int(found[2]))
-    end = min(int(found[2]), len(data) - 1) if found[1] and found[2] else len(data) - 1
-    if start > end:
-        return Response(status=416, headers={**headers, "Content-Range": f"bytes */{len(data)}"})
-    headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
-    return Response(status=206, headers=headers, body=data[start : end + 1])

@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from urllib.parse import unquote
 
-from tests.hub.api import Organization, Repo, RepoKind, Request, Response, State, answer
+from tests.hub.api import answer
 from tests.hub.faults import Faults
+from tests.hub.protocol import Organization, Repo, RepoKind, Request, Response, State
 from tests.hub.repos import GitRepo
 
 if TYPE_CHECKING:

@@ -29,7 +29,13 @@ def _alibi(slopes, batch, heads, rows, columns):
     return -slopes.float().expand(batch, heads)[:, :, None, None] * distance
 
 
-def _attend(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes):
+def _attend(q, *rest):
+    """fp32 inside autocast too, as a compiled kernel would be."""
+    with torch.autocast(q.device.type, enabled=False):
+        return _attend_fp32(q, *rest)
+
+
+def _attend_fp32(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes):
     """q (B, S, H, D), k and v (B, T, K, D), H a multiple of K: out (B, S, H, D), lse (B, H, S), probs (B, H, S, T)."""
     batch, rows, heads, width = q.shape
     columns, kv_heads = k.shape[1], k.shape[2]
