@@ -19,6 +19,9 @@ class Progress(Protocol):
     def note(self, message: str) -> None:
         """A decision or a fact, one line."""
 
+    def detail(self, text: str) -> None:
+        """What the running activity is at, in place of the last detail."""
+
     def activity(
         self, title: str, *, total: float | None, unit: str
     ) -> contextlib.AbstractContextManager[Callable[[float], None]]:
@@ -35,9 +38,6 @@ class Silent:
         """Drop the text."""
 
     @contextlib.contextmanager
-    def detail(self, text: str) -> None:
-        """What the running activity is at, in place of the last detail."""
-
     def activity(self, title: str, *, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:  # noqa: ARG002 - the protocol's names
         """Drop the advance."""
         yield lambda _amount: None
