@@ -45,13 +45,14 @@ class Snapshot:
 
 
 class Hub:
-    """One endpoint and one user."""
+    """One endpoint and one user. `pins` maps (type, repo, revision) to the commit that an earlier lock fixed."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], *, pins: Mapping[tuple[str, str, str], str] | None = None) -> None:
         from huggingface_hub import HfApi, constants, get_token  # noqa: PLC0415 - half a second, only when asked
 
         endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
         self._environ = environ
+        self._pins = pins or {}
         self._token = environ.get("HF_TOKEN") or get_token()
         self._api = HfApi(endpoint=endpoint, token=self._token or False)
 
@@ -60,7 +61,8 @@ class Hub:
         from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
 
         with self._errors(repo, revision, repo_type):
-            info = self._api.repo_info(repo, revision=revision, repo_type=repo_type)
+            pinned = self._pins.get((repo_type, repo, revision), revision)
+            info = self._api.repo_info(repo, revision=pinned, repo_type=repo_type)
             commit = str(info.sha)
             tree = self._api.list_repo_tree(
                 info.id, path_in_repo=folder, recursive=True, revision=commit, repo_type=repo_type

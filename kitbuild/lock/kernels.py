@@ -6,6 +6,7 @@ names and never for the host.
 
 from __future__ import annotations
 
+import base64
 import json
 import tomllib
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import InvalidVersion, Version
 
 from kitbuild.errors import Problem, ResolveError, VerificationError
-from kitbuild.lock.models import LockedKernel, LockedWheel, RejectedVariant
+from kitbuild.lock.models import LockedFile, LockedKernel, LockedWheel, RejectedVariant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -132,6 +133,7 @@ def _lock_one(wanted: Wanted, *, system: System, hub: Hub, store: Store, progres
             hint="builds from before metadata existed cannot be verified; take a newer revision",
         )
     metadata = _parse_metadata(store.path(about.sha256).read_bytes(), wanted.repo)
+    _check_metadata_digest(snapshot.repo, folder, files, metadata)
     publisher = snapshot.repo.partition("/")[0]
     progress.note(
         f"{wanted.role}: {snapshot.repo} @ {snapshot.commit[:12]} ({wanted.asked_by} {wanted.revision}),"
@@ -342,18 +344,18 @@ def _signed(files: tuple[HubFile, ...]) -> bool:
     return any(file.path.endswith((".sigstore", ".sigstore.json")) for file in files)
 
 
-def check_metadata_digest(kernel: LockedKernel, folder: Any) -> None:
-    """Check a variant's files against the digest in its own metadata, which nothing does at load (kernels#745)."""
-    from kernels._rust import Digest, DigestValidationError, Metadata  # noqa: PLC0415
-
-    expected = Metadata.read_from_file(folder / "metadata.json").digest
-    if expected is None:
+def _check_metadata_digest(repo: str, folder: str, files: tuple[LockedFile, ...], metadata: Mapping[str, Any]) -> None:
+    """Check the variant's files against the digest in its own metadata, which nothing does at load (kernels#745)."""
+    digest = metadata.get("digest")
+    if not isinstance(digest, dict) or digest.get("algorithm") != "sha256":
         return
-    try:
-        expected.validate(Digest.hash_variant(expected.algorithm, folder))
-    except DigestValidationError as error:
-        wrong = "; ".join(str(violation) for violation in error.violations)
+    told = {name: base64.b64decode(text).hex() for name, text in digest["files"].items()}
+    found = {file.path.removeprefix(folder): file.sha256 for file in files}
+    # metadata.json holds the digest, and a signature is of metadata.json: neither can be in it.
+    found = {name: sha256 for name, sha256 in found.items() if name != "metadata.json" and ".sigstore" not in name}
+    wrong = sorted(name for name in told.keys() | found.keys() if told.get(name) != found.get(name))
+    if wrong:
         raise VerificationError(
-            f"{kernel.repo}@{kernel.commit[:12]} ({kernel.variant}) does not match its own metadata: {wrong}",
+            f"{repo} ({folder.split('/')[1]}) does not match its own metadata: {', '.join(wrong)}",
             hint="the build was changed after it was made; do not use it, tell its publisher",
-        ) from error
+        )

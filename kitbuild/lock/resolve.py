@@ -1,0 +1,202 @@
+"""Step 2: turn a recipe into exact revisions. With `store`, the only host code that uses the network.
+
+`resolve` reads top to bottom in the order in which facts are needed: base, wheels, model, data, kernels,
+defaults, advisories.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kitbuild.base import find
+from kitbuild.base.targets import Target, load_target
+from kitbuild.errors import RecipeError
+from kitbuild.lock.advisories import Advisory, met_advisories
+from kitbuild.lock.arguments import resolve_arguments
+from kitbuild.lock.defaults import read_defaults
+from kitbuild.lock.files import maker
+from kitbuild.lock.hub import Hub
+from kitbuild.lock.kernels import System, lock_kernels
+from kitbuild.lock.models import LOCK_VERSION, Defaults, Lock, LockedModel, LockedWheel, MetAdvisory, PackageSet
+from kitbuild.lock.trees import Trees
+from kitbuild.lock.wheels import fetch_wheels, resolve_wheels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import docker
+
+    from kitbuild.progress import Progress
+    from kitbuild.recipe import LoadedRecipe
+    from kitbuild.recipe.models import Recipe
+    from kitbuild.store import Store
+
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """What an earlier lock fixed and stays: commits by (type, repo, revision), wheel versions, the base."""
+
+    commits: Mapping[tuple[str, str, str], str]
+    versions: Mapping[str, str]
+    base: str | None
+
+
+def pins_of(lock: Lock | None, update: frozenset[str]) -> Pins:
+    """Everything in `lock` but what `update` names: package names, repositories, or `base`."""
+    if lock is None:
+        return Pins(commits={}, versions={}, base=None)
+    trees = [lock.model.weights, lock.model.tokenizer, *(item.tree for item in lock.datasets)]
+    trees += [lock.evaluate.tree] if lock.evaluate else []
+    commits = {
+        (repo_type, tree.repo, str(tree.revision)): str(tree.commit)
+        for tree in trees
+        if tree is not None and tree.repo is not None
+        for repo_type in ("model", "dataset")
+        if tree.repo not in update
+    }
+    commits |= {("kernel", item.repo, item.revision): item.commit for item in lock.kernels if item.repo not in update}
+    versions = {wheel.name: wheel.version for wheel in lock.wheels if wheel.name not in update}
+    return Pins(commits=commits, versions=versions, base=None if "base" in update else lock.base.manifest_digest)
+
+
+def resolve(  # noqa: PLR0913 - each is an effect
+    loaded: LoadedRecipe,
+    *,
+    store: Store,
+    environ: Mapping[str, str],
+    progress: Progress,
+    client: Callable[[], docker.DockerClient],
+    previous: Lock | None = None,
+    update: frozenset[str] = frozenset(),
+) -> Lock:
+    """Resolve a recipe. With `previous`, what it fixed stays, but for what `update` names."""
+    recipe = loaded.recipe
+    target = load_target(recipe.image.target)
+    same_target = previous is not None and previous.target == target.name
+    pins = pins_of(previous if same_target else None, update)
+    refuse_advisories(recipe, versions=tested_versions(recipe, target), model_config=recipe.model.config)
+
+    base = find.find(
+        recipe.image.base,
+        target=target,
+        store=store,
+        environ=environ,
+        client=client,
+        progress=progress,
+        digest=pins.base,
+    )
+    wheels = resolve_wheels(
+        requirements(recipe, target),
+        python=base.python,
+        glibc=base.glibc,
+        architecture=base.architecture,
+        torch_backend=target.torch_backend,
+        indexes=recipe.image.indexes,
+        preferences=pins.versions,
+        store=store,
+        environ=environ,
+        progress=progress,
+    )
+    hub: list[Hub] = []
+
+    def the_hub() -> Hub:
+        if not hub:
+            hub.append(Hub(environ, pins=pins.commits))
+        return hub[0]
+
+    trees = Trees(folder=loaded.path.parent, hub=the_hub, store=store, progress=progress)
+    model = trees.model(recipe)
+    datasets = tuple(trees.dataset(item, key=f"dataset.{index}") for index, item in enumerate(recipe.dataset))
+    evaluate = trees.dataset(recipe.evaluate.dataset, key="evaluate.dataset") if recipe.evaluate else None
+    system = _system(recipe, wheels, architecture=base.architecture, cuda=target.torch_cuda)
+    kernels = (
+        lock_kernels(recipe, system=system, wheels=wheels, hub=the_hub(), store=store, progress=progress)
+        if recipe.kernels.attention_reference or recipe.kernels.layers
+        else ()
+    )
+    fetch_wheels(wheels, store=store, environ=environ, progress=progress)
+    declared = read_defaults(wheels, store)
+    arguments, device_dependent = resolve_arguments(recipe, declared)
+    met = refuse_advisories(
+        recipe, versions={wheel.name: wheel.version for wheel in wheels}, model_config=_model_config(model, store)
+    )
+    return Lock(
+        version=LOCK_VERSION,
+        name=recipe.name,
+        recipe_sha256=loaded.sha256,
+        kitbuild=maker(),
+        target=target.name,
+        package_set=PackageSet(target=target.name, sha256=target.sha256),
+        base=base,
+        wheels=wheels,
+        model=model,
+        datasets=datasets,
+        evaluate=evaluate,
+        kernels=kernels,
+        defaults=Defaults(declared=declared, arguments=arguments, device_dependent=device_dependent),
+        launch=launch(recipe),
+        recipe=recipe.model_dump(mode="json", by_alias=True, exclude={"name"}),
+        advisories=tuple(MetAdvisory(id=item.id, severity=item.severity) for item in met),
+    )
+
+
+def requirements(recipe: Recipe, target: Target) -> dict[str, str]:
+    """Package to version: the tested set, what this recipe needs of the optional ones, then the recipe's own."""
+    wanted = dict(target.packages)
+    asked = {
+        "peft": recipe.lora is not None,
+        "liger-kernel": recipe.liger is not None,
+        "deepspeed": recipe.launch.strategy == "deepspeed",
+        **{name: name in recipe.track for name in ("tensorboard", "trackio", "wandb")},
+    }
+    wanted |= {name: version for name, version in target.optional.items() if asked.get(name)}
+    return wanted | {name.lower().replace("_", "-"): version for name, version in recipe.image.packages.items()}
+
+
+def tested_versions(recipe: Recipe, target: Target) -> dict[str, str]:
+    """Versions as far as they are known without resolving."""
+    return {name: version.removeprefix("==") for name, version in requirements(recipe, target).items()}
+
+
+def refuse_advisories(
+    recipe: Recipe, *, versions: Mapping[str, str], model_config: Mapping[str, Any] | None
+) -> tuple[Advisory, ...]:
+    """The advisories met; an error-level one refuses the recipe."""
+    met = tuple(met_advisories(recipe, versions=versions, model_config=model_config))
+    errors = [advisory.as_problem() for advisory in met if advisory.severity == "error"]
+    if errors:
+        raise RecipeError("the recipe meets a known-bad combination", problems=errors)
+    return met
+
+
+def launch(recipe: Recipe) -> dict[str, Any]:
+    """The launcher's configuration, nothing left to be decided when it starts."""
+    return {
+        **recipe.launch.model_dump(mode="json"),
+        "world_size": recipe.launch.world_size,
+        "accumulation": recipe.accumulation,
+        "backend": "gloo" if recipe.image.target == "cpu" else "nccl",
+        "use_cpu": recipe.image.target == "cpu",
+    }
+
+
+def _system(recipe: Recipe, wheels: tuple[LockedWheel, ...], *, architecture: str, cuda: str | None) -> System:
+    torch = next((wheel.version for wheel in wheels if wheel.name == "torch"), "0")
+    # Variants follow torch.version.cuda, not the base: a cu128 torch on a 12.9 base is "cu128".
+    local = torch.partition("+")[2]
+    told = f"{local[2:-1]}.{local[-1]}" if local.startswith("cu") and local[2:].isdigit() else cuda
+    return System(cuda=told, torch=torch, machine=MACHINES[architecture], gpu_archs=recipe.image.gpu_archs)
+
+
+def _model_config(model: LockedModel, store: Store) -> Mapping[str, Any] | None:
+    if model.config is not None:
+        return model.config
+    files = {file.path: file.sha256 for file in model.weights.files} if model.weights else {}
+    if "config.json" not in files:
+        return None
+    loaded = json.loads(store.path(files["config.json"]).read_bytes())
+    return loaded if isinstance(loaded, dict) else None

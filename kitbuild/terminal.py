@@ -1,0 +1,112 @@
+"""The CLI's voice: progress and notes on stderr, results on stdout. Only `cli` uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from rich.progress import Progress as Bars
+
+    from kitbuild.errors import KitbuildError
+
+
+class Terminal:
+    """Draws on a terminal; elsewhere only results, warnings and errors appear (notes too when `verbose`)."""
+
+    def __init__(self, *, verbose: bool, json_output: bool) -> None:
+        self._json = json_output
+        self._draws = sys.stderr.isatty()
+        self._notes = verbose or (self._draws and not json_output)
+        self._bars: Bars | None = None
+        self._detail: Callable[[str], None] = lambda _text: None
+
+    def note(self, message: str) -> None:
+        """A decision or a fact, one line."""
+        if not self._notes:
+            return
+        if self._bars is not None:
+            self._bars.console.print(message, markup=False, highlight=False)
+        else:
+            sys.stderr.write(f"{message}\n")
+
+    def detail(self, text: str) -> None:
+        """What the running activity is at."""
+        self._detail(text)
+
+    @contextlib.contextmanager
+    def activity(self, title: str, *, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
+        """A bar while it runs; activities inside one another share the display."""
+        if not self._draws:
+            yield lambda _amount: None
+            return
+        with self._display() as bars:
+            task = bars.add_task(title, total=total, unit=unit, detail="")
+            outer, self._detail = self._detail, lambda text: bars.update(task, detail=text)
+            try:
+                yield lambda amount: bars.update(task, advance=amount)
+            finally:
+                self._detail = outer
+                bars.remove_task(task)
+
+    @contextlib.contextmanager
+    def _display(self) -> Iterator[Bars]:
+        if self._bars is not None:
+            yield self._bars
+            return
+        from rich.console import Console  # noqa: PLC0415 - a tenth of a second that `check` need not pay
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            _Amount(),
+            TextColumn("{task.fields[detail]}"),
+        )
+        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+            self._bars = bars
+            try:
+                yield bars
+            finally:
+                self._bars = None
+
+    def result(self, command: str, fields: Mapping[str, Any], text: str) -> None:
+        """The one thing that goes to stdout."""
+        if self._json:
+            sys.stdout.write(json.dumps({"schema": f"kitbuild.{command}/1", **fields}, sort_keys=True) + "\n")
+        elif text:
+            sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.flush()
+
+    def error(self, error: KitbuildError) -> None:
+        """A fact, its problems, a hint; on stdout as one object with `--json`."""
+        if self._json:
+            sys.stdout.write(json.dumps(error.as_json(), sort_keys=True) + "\n")
+            sys.stdout.flush()
+            return
+        lines = [f"error: {error.message}", *(str(problem) for problem in error.problems)]
+        if error.hint:
+            lines.append(f"hint: {error.hint}")
+        sys.stderr.write("\n".join(lines) + "\n")
+
+
+def _Amount() -> Any:  # noqa: N802 - stands where rich expects a column class
+    from rich.filesize import decimal  # noqa: PLC0415
+    from rich.progress import ProgressColumn, Task  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    class Amount(ProgressColumn):
+        """`12/40 files`, `1.2 GB/2.8 GB`."""
+
+        def render(self, task: Task) -> Text:
+            unit = str(task.fields["unit"])
+            show = decimal if unit == "bytes" else (lambda number: f"{number:,}")
+            total = f"/{show(int(task.total))}" if task.total else ""
+            return Text(f"{show(int(task.completed))}{total}" + ("" if unit == "bytes" else f" {unit}"))
+
+    return Amount()
