@@ -30,7 +30,7 @@ import platformdirs
 from kitbuild.errors import ResolveError, VerificationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 CHUNK_BYTES = 1 << 20
 
@@ -52,7 +52,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             stream.flush()
             os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
-        os.replace(name, path)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -98,7 +98,7 @@ class Store:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A temporary directory on the store's own file system, removed at the end."""
-        with _space_errors(self.root):
+        with space_errors(self.root):
             folder = Path(tempfile.mkdtemp(dir=self.root / "work"))
             try:
                 yield folder
@@ -106,11 +106,21 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def making(self, key: str) -> Iterator[None]:
-        """Held by the one process that makes the thing called `key`."""
+    def making(self, key: str, *, stopped: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Held by the one process that makes the thing called `key`; `stopped` ends the wait (and nothing is held)."""
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
-        with filelock.FileLock(self.root / "locks" / f"{name}.lock"):
+        lock = filelock.FileLock(self.root / "locks" / f"{name}.lock")
+        while True:
+            try:
+                lock.acquire(timeout=-1 if stopped is None else 0.5)
+                break
+            except filelock.Timeout:
+                if stopped and stopped():
+                    break
+        try:
             yield
+        finally:
+            lock.release()
 
     def add_chunks(self, chunks: Iterable[bytes], *, name: str, expected: str | None = None) -> str:
         """Store a stream of bytes; returns the sha256. A stream that is not `expected` is refused, exit 7."""
@@ -178,7 +188,7 @@ class Store:
     def write_record(self, kind: str, key: str, value: object) -> None:
         """Write a fact that can be made again."""
         data = json.dumps(value, indent=1, sort_keys=True).encode()
-        with _space_errors(self.root):
+        with space_errors(self.root):
             write_atomically(self.root / "records" / kind / key, data)
 
     def records(self, kind: str) -> dict[str, Any]:
@@ -205,7 +215,8 @@ def _link(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _space_errors(root: Path) -> Iterator[None]:
+def space_errors(root: Path) -> Iterator[None]:
+    """Turn a full, read-only or forbidden disk into a ResolveError that names the store."""
     try:
         yield
     except OSError as error:

@@ -1,0 +1,140 @@
+"""Carry a part of a store to a machine with no network. Part of the foundation below the steps.
+
+A bundle is a plain tar: `bundle.json` first (every blob with its size, and the records), then `blobs/<sha256>`.
+The same content gives the same bytes. Blobs are verified as they are read; records are facts that nothing
+verifies, so take a bundle only from someone whose bases you would take too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kitbuild.errors import UsageError, VerificationError
+from kitbuild.store.blobs import CHUNK_BYTES, space_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from kitbuild.progress import Progress
+    from kitbuild.store.blobs import Store
+
+INDEX = "bundle.json"
+VERSION = 1
+_LARGEST_INDEX_BYTES = 64 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+
+
+def write_bundle(
+    store: Store,
+    sha256s: Iterable[str],
+    records: Iterable[tuple[str, str]],
+    output: Path,
+    *,
+    progress: Progress,
+) -> None:
+    """Write the blobs and the records `(kind, key)` that are there into `output`, atomically."""
+    paths = {sha256: store.require(sha256, name="a file of the bundle") for sha256 in sorted(set(sha256s))}
+    sizes = {sha256: path.stat().st_size for sha256, path in paths.items()}
+    facts: dict[str, dict[str, Any]] = {}
+    for kind, key in sorted(set(records)):
+        value = store.record(kind, key)
+        if value is not None:
+            facts.setdefault(kind, {})[key] = value
+    index = json.dumps({"version": VERSION, "blobs": sizes, "records": facts}, indent=1, sort_keys=True).encode()
+    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    try:
+        total = float(sum(sizes.values()))
+        with (
+            space_errors(output.parent),
+            os.fdopen(descriptor, "wb") as stream,
+            progress.activity("Writing the bundle", total=total, unit="bytes") as advance,
+        ):
+            with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
+                archive.addfile(_member(INDEX, len(index)), io.BytesIO(index))
+                for sha256, path in paths.items():
+                    with path.open("rb") as blob:
+                        archive.addfile(_member(f"blobs/{sha256}", sizes[sha256]), blob)
+                    advance(sizes[sha256])
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+        Path(name).replace(output)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_bundle(path: Path, store: Store, *, progress: Progress) -> tuple[str, ...]:
+    """Take everything in; returns the sha256 of each blob. A wrong byte is exit 7 and nothing of it is kept."""
+    try:
+        with path.open("rb") as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+            return _read(archive, store, path=path, progress=progress)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no bundle {path}") from error
+    except tarfile.ReadError as error:
+        raise UsageError(f"{path} is no bundle of kitbuild: {error}") from error
+
+
+def _read(archive: tarfile.TarFile, store: Store, *, path: Path, progress: Progress) -> tuple[str, ...]:
+    index = _index(archive, path)
+    sizes: Mapping[str, int] = index["blobs"]
+    seen: list[str] = []
+    with progress.activity("Reading the bundle", total=float(sum(sizes.values())), unit="bytes") as advance:
+        while (member := archive.next()) is not None:
+            sha256 = member.name.removeprefix("blobs/")
+            stream = archive.extractfile(member) if member.isreg() else None
+            if stream is None or sizes.get(sha256) != member.size or sha256 in seen:
+                raise VerificationError(f"{path}: {member.name} is not what its {INDEX} lists")
+            if not store.has(sha256):
+                store.add_chunks(_chunks(stream, path), name=f"{path}: {member.name}", expected=sha256)
+            seen.append(sha256)
+            advance(member.size)
+    absent = sorted(set(sizes) - set(seen))
+    if absent:
+        raise VerificationError(f"{path} ends early: {len(absent)} of {len(sizes)} files are missing")
+    for kind, facts in index["records"].items():
+        for key, value in facts.items():
+            store.write_record(kind, key, value)
+    return tuple(seen)
+
+
+def _index(archive: tarfile.TarFile, path: Path) -> dict[str, Any]:
+    first = archive.next()
+    stream = archive.extractfile(first) if first and first.isreg() and first.name == INDEX else None
+    if first is None or stream is None or first.size > _LARGEST_INDEX_BYTES:
+        raise UsageError(f"{path} is no bundle of kitbuild: it does not begin with {INDEX}")
+    try:
+        index = json.loads(stream.read())
+        version, blobs, records = index["version"], index["blobs"], index["records"]
+        names = [*records, *(key for facts in records.values() for key in facts)]
+        right = all(_SHA256.fullmatch(key) and isinstance(size, int) for key, size in blobs.items())
+        right = right and all(_NAME.fullmatch(name) for name in names)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise VerificationError(f"{path}: {INDEX} cannot be read") from error
+    if version != VERSION:
+        raise UsageError(f"{path} is a bundle of version {version}", hint="use the kitbuild that wrote it")
+    if not right:
+        raise VerificationError(f"{path}: {INDEX} holds names that no bundle has")
+    return dict(index)
+
+
+def _chunks(stream: Any, path: Path) -> Iterator[bytes]:
+    try:
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk
+    except tarfile.ReadError as error:
+        raise VerificationError(f"{path} ends early") from error
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    return member

@@ -1,0 +1,56 @@
+"""Verifying a store and dropping what nobody asks for."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from kitbuild.progress import Silent
+from kitbuild.store import Freed, Store, gc, verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def spoil(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(b"spoilt")
+
+
+def test_a_sound_store_has_no_problem(store: Store) -> None:
+    """Every blob hashes to its name."""
+    store.add_bytes(b"one")
+    assert verify(store, progress=Silent()) == ()
+
+
+def test_a_spoilt_blob_is_found_and_removed_on_request(store: Store) -> None:
+    """The problem names the file; `repair` removes it and the trees that share it, nothing else."""
+    good, bad = store.add_bytes(b"one"), store.add_bytes(b"two")
+    sound, shared = store.tree([("a", good)]), store.tree([("b", bad)])
+    spoil(store.path(bad))
+    problems = verify(store, progress=Silent())
+    assert [problem.file for problem in problems] == [str(store.path(bad))]
+    assert problems[0].message.startswith("6 bytes with sha256 ")
+    assert store.has(bad)
+    assert verify(store, progress=Silent(), repair=True)[0].hint == "removed; run `kitbuild fetch`"
+    assert not store.has(bad)
+    assert (sound.is_dir(), shared.is_dir()) == (True, False)
+
+
+def test_gc_keeps_what_is_named(store: Store) -> None:
+    """Other blobs, their trees and leftovers in work/ go; what is freed is counted."""
+    kept, dropped = store.add_bytes(b"kept"), store.add_bytes(b"dropped")
+    sound, old = store.tree([("a", kept)]), store.tree([("a", kept), ("b", dropped)])
+    (store.root / "work" / f"{dropped}.part").write_bytes(b"dro")
+    (store.root / "work" / "scratch").mkdir()
+    assert gc(store, {kept}, min_age_seconds=0) == Freed(blobs=1, bytes=7, trees=1)
+    assert (store.has(kept), store.has(dropped), sound.is_dir(), old.is_dir()) == (True, False, True, False)
+    assert list((store.root / "work").iterdir()) == []
+
+
+def test_gc_leaves_what_is_young(store: Store) -> None:
+    """A blob that another process has just put there stays."""
+    young, old = store.add_bytes(b"young"), store.add_bytes(b"old")
+    os.utime(store.path(old), (1, 1))
+    assert gc(store, ()) == Freed(blobs=1, bytes=3, trees=0)
+    assert store.has(young)
