@@ -24,7 +24,7 @@ from kitbuild.store.http import Timeouts
 from tests.store.faulty_server import Faulty, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 BODY = random.Random(7).randbytes(3_000_000)  # noqa: S311 - any bytes that do not compress
@@ -299,11 +299,10 @@ def test_progress_adds_up(store: Store, server: Faulty) -> None:
     sums: list[float] = []
 
     class Counting(Silent):
-        def activity(
-            self, title: str, *, total: float | None, unit: str
-        ) -> contextlib.AbstractContextManager[Callable[[float], None]]:
+        @contextlib.contextmanager
+        def activity(self, title: str, *, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
             assert (title, total, unit) == ("Downloading w.whl", float(len(BODY)), "bytes")
-            return contextlib.nullcontext(sums.append)
+            yield sums.append
 
     fetch(store, [download(server)], progress=Counting(), environ={}, timeouts=QUICK, sleep=lambda _: None)
     assert sum(sums) == len(BODY)
