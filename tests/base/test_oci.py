@@ -132,7 +132,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     """Rubbish, an empty file and an empty tar are errors that name the file."""
     path = tmp_path / "bad.tar"
     path.write_bytes(content)
-    with pytest.raises(ImageError, match="bad.tar is not an image archive"), oci.read_archive(path):
+    with pytest.raises(ImageError, match=r"bad\.tar is not an image archive"), oci.read_archive(path):
         pass
 
 
