@@ -1,0 +1,33 @@
+"""Which of kitbuild's own files go into an image, and the digest that a lock keeps of them.
+
+Beside the steps, standard library only: `lock` writes the digest, `image` copies the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
+
+@cache
+def guest_files() -> tuple[tuple[str, Path], ...]:
+    """`(path below site-packages, file)` of each, sorted."""
+    found = {f"kitbuild/{name}": _PACKAGE / name for name in ("__init__.py", "errors.py")}
+    for path in (_PACKAGE / "guest").rglob("*"):
+        relative = path.relative_to(_PACKAGE)
+        if path.is_file() and "__pycache__" not in relative.parts and path.suffix != ".pyc":
+            found[f"kitbuild/{relative.as_posix()}"] = path
+    return tuple(sorted(found.items()))
+
+
+@cache
+def guest_sha256() -> str:
+    """Digest of every path and content: another guest is another kitbuild."""
+    digest = hashlib.sha256()
+    for name, path in guest_files():
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{content}  {name}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,66 @@
+"""Step 3: reach a container engine, and say in one sentence why that did not work."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import docker
+import docker.errors
+import requests.exceptions
+
+from kitbuild.errors import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from docker import DockerClient
+
+# An engine unpacks for minutes between two words of a load.
+TIMEOUT_SECONDS = 900
+
+
+def connect(environ: Mapping[str, str]) -> DockerClient:
+    """The engine that DOCKER_HOST names, else the default socket; exit 5 with what to do."""
+    try:
+        client = docker.from_env(environment=dict(environ), timeout=TIMEOUT_SECONDS)
+        client.ping()
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise _unreachable(error, environ.get("DOCKER_HOST") or "the default socket") from error
+    return client
+
+
+def _unreachable(error: Exception, host: str) -> ImageError:
+    text = str(error)
+    if "PermissionError" in text or "Permission denied" in text:
+        return ImageError(
+            f"no permission to use the container engine at {host}",
+            hint="add yourself to its group (`sudo usermod -aG docker $USER`, then log in again), or use rootless mode",
+        )
+    return ImageError(
+        f"no container engine answers at {host}",
+        hint="start one (`sudo systemctl start docker`, or Docker Desktop), set DOCKER_HOST,"
+        " or run without one: `kitbuild run --engine local`",
+    )
+
+
+@contextlib.contextmanager
+def engine_errors(doing: str) -> Iterator[None]:
+    """Errors of the SDK and of the connection, as exit 5 with what was being done."""
+    try:
+        yield
+    except docker.errors.DockerException as error:
+        text = getattr(error, "explanation", None) or str(error)
+        raise engine_error(doing, str(text)) from error
+    except requests.exceptions.RequestException as error:
+        raise engine_error(doing, str(error)) from error
+
+
+def engine_error(doing: str, text: str) -> ImageError:
+    """The one error of an engine that refused."""
+    if "no space left on device" in text.lower():
+        return ImageError(
+            f"the engine could not {doing}: its disk is full",
+            hint="free some space there (`docker system df`, `docker image prune`)",
+        )
+    return ImageError(f"the engine could not {doing}: {text}")

@@ -1,0 +1,51 @@
+"""Step 3: the locked kernels as a Hugging Face cache that works offline and read-only.
+
+`kernels` 0.17 reads KERNELS_CACHE, else HF_HUB_CACHE, and offline asks huggingface_hub for the snapshot of a
+commit. That needs `snapshots/<commit>/…` only: regular files do, no `blobs/`. Without `trees/<commit>.json` the
+snapshot counts as complete (with the one that a download leaves, which lists the whole repository, it would
+not); without `refs/` nothing that is not pinned to a commit can load.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kitbuild.errors import ImageError
+from kitbuild.image.entries import Entry, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kitbuild.lock.models import Lock, LockedFile, LockedKernel
+    from kitbuild.store import Store
+
+CACHE = "/kit/kernels"
+
+
+def kernel_files(lock: Lock) -> Iterator[tuple[str, LockedFile, LockedKernel]]:
+    """`(path below the cache, file, kernel)`; a kernel that has two roles is there once."""
+    seen: dict[str, str] = {}
+    for kernel in lock.kernels:
+        root = f"kernels--{kernel.repo.replace('/', '--')}/snapshots/{kernel.commit}"
+        for file in kernel.files:
+            path = f"{root}/{file.path}"
+            if ".." in file.path.split("/") or file.path.startswith("/"):
+                raise ImageError(f"{kernel.repo}: {file.path} points outside of the repository")
+            if seen.setdefault(path, file.sha256) != file.sha256:
+                raise ImageError(f"{kernel.repo}: the lock has {file.path} twice, with different digests")
+            yield path, file, kernel
+
+
+def kernel_entries(lock: Lock, store: Store) -> tuple[Entry, ...]:
+    """The cache's files, from the store."""
+    found = {
+        path: Entry(
+            path=f"{CACHE}/{path}",
+            size=file.size,
+            source=Stored(file=store.require(file.sha256, name=f"{kernel.repo} {file.path}")),
+            owner=f"{kernel.repo}@{kernel.commit[:7]}",
+            sha256=file.sha256,
+        )
+        for path, file, kernel in kernel_files(lock)
+    }
+    return tuple(found[path] for path in sorted(found))

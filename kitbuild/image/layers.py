@@ -1,0 +1,117 @@
+"""Step 3: a part becomes a layer, once. A record in the store says which tar the same inputs gave before."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kitbuild.errors import ImageError
+from kitbuild.image.compilers import WORKERS
+from kitbuild.image.content import Listing
+from kitbuild.image.entries import Entry, Node, merge
+from kitbuild.image.models import Layer
+from kitbuild.image.pyc import Compiler, Sources, compiled
+from kitbuild.image.tars import write_tar
+from kitbuild.lock.files import LAYOUT
+from kitbuild.lock.models import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kitbuild.image.content import Part
+    from kitbuild.progress import Progress
+    from kitbuild.store import Store
+
+_KIND = "layers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made(Listing):
+    """A layer and what is in it."""
+
+    layer: Layer
+
+
+def make_layers(
+    parts: Sequence[Part], *, python: str, compiler: Compiler, store: Store, progress: Progress
+) -> tuple[Made, ...]:
+    """Every part's layer; only those with new inputs are written."""
+    keys = [_key(part, compiler) for part in parts]
+    found = [_find(store, key, part.name) for key, part in zip(keys, parts, strict=True)]
+    missing = [(key, part) for key, part, made in zip(keys, parts, found, strict=True) if made is None]
+    if missing:
+        with store.making("layers"):
+            listed = [(key, part.name, nodes(part, python, compiler, store, progress)) for key, part in missing]
+            _write_all(listed, store=store, progress=progress)
+        found = [_find(store, key, part.name) for key, part in zip(keys, parts, strict=True)]
+    made = tuple(each for each in found if each is not None)
+    _refuse_clashes(parts, made)
+    return made
+
+
+def nodes(part: Part, python: str, compiler: Compiler, store: Store, progress: Progress) -> tuple[Node, ...]:
+    """The part's files with their .pyc, merged."""
+    sources, others = part.make()
+    pyc = compiled(sources, compiler=compiler, python=python, store=store, progress=progress) if part.compiles else {}
+    return merge(_all(sources, pyc, others))
+
+
+def _all(sources: Sequence[Sources], pyc: dict[str, tuple[Entry, ...]], others: tuple[Node, ...]) -> tuple[Node, ...]:
+    own = [entry for group in sources for entry in (*group.entries, *pyc.get(group.key, ()))]
+    return (*own, *others)
+
+
+def _key(part: Part, compiler: Compiler) -> str:
+    facts = [LAYOUT, part.name, part.inputs, compiler.key if part.compiles else None]
+    return hashlib.sha256(canonical(facts)).hexdigest()
+
+
+def _find(store: Store, key: str, name: str) -> Made | None:
+    record = store.record(_KIND, key)
+    if record is None or not store.has(record["sha256"]):
+        return None
+    layer = Layer(
+        name=name, digest=f"sha256:{record['sha256']}", size=record["size"], path=store.path(record["sha256"])
+    )
+    return Made(layer=layer, files=record["files"], links=record["links"])
+
+
+def _write_all(listed: Sequence[tuple[str, str, tuple[Node, ...]]], *, store: Store, progress: Progress) -> None:
+    total = sum(node.size for _key_, _name, found in listed for node in found if isinstance(node, Entry))
+    names = ", ".join(name for _key_, name, _found in listed)
+    with (
+        progress.activity(f"writing layers ({names})", total=total, unit="bytes") as advance,
+        # Inflating and hashing release the interpreter lock.
+        concurrent.futures.ThreadPoolExecutor(WORKERS) as pool,
+    ):
+        jobs = [pool.submit(_write, key, name, found, store, advance) for key, name, found in listed]
+        for job in jobs:
+            job.result()
+
+
+def _write(key: str, name: str, found: tuple[Node, ...], store: Store, advance: Callable[[float], None]) -> None:
+    with store.scratch() as folder:
+        part = folder / "layer.tar"
+        with part.open("wb") as stream:
+            written = write_tar(stream, found, advance=advance)
+        store.adopt(part, sha256=written.sha256, name=f"layer {name}")
+    record: dict[str, Any] = {
+        "sha256": written.sha256,
+        "size": written.size,
+        "files": written.files,
+        "links": written.links,
+        "name": name,
+    }
+    store.write_record(_KIND, key, record)
+
+
+def _refuse_clashes(parts: Sequence[Part], made: Sequence[Made]) -> None:
+    """Layers are cached one by one: the same path in two of them must hold the same content."""
+    seen: dict[str, str] = {}
+    for each in made:
+        for path, sha256 in each.files.items():
+            if seen.setdefault(path, sha256) != sha256:
+                merge(entry for part in parts if part.compiles for source in part.make()[0] for entry in source.entries)
+                raise ImageError(f"two layers bring {path}, with different content")

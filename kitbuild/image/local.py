@@ -1,0 +1,140 @@
+"""Step 3 without an engine: the image's files as a directory, for `--engine local`.
+
+Two directories, each made once: the virtual environment, which another recipe with the same wheels shares, and
+the lock with its kernels, whose `opt/kit` points there. Model and data are not copied: a run adds them, baked or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from kitbuild.errors import ImageError
+from kitbuild.image import wheels
+from kitbuild.image.assemble import check_inputs, content_json, with_content
+from kitbuild.image.content import Listing, parts
+from kitbuild.image.entries import Entry, Link, Reader, folders
+from kitbuild.image.layers import nodes
+from kitbuild.lock.files import LAYOUT
+from kitbuild.lock.models import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from kitbuild.image.content import Part
+    from kitbuild.image.entries import Node
+    from kitbuild.image.pyc import Compiler
+    from kitbuild.lock.models import Lock
+    from kitbuild.progress import Progress
+    from kitbuild.store import Store
+
+_KIND = "environments"
+
+
+def materialise(
+    lock: Lock, *, recipe: bytes, python: Path, store: Store, compiler: Compiler, progress: Progress
+) -> Path:
+    """The directory that stands for `/`; `python` becomes the environment's interpreter."""
+    check_inputs(lock, recipe)
+    _check_python(python, lock.base.python)
+    listed = parts(lock, recipe=recipe, store=store, baked=frozenset())
+    shared = [part for part in listed if part.compiles]
+    rest = [part for part in listed if not part.compiles]
+
+    def make(part: Part) -> tuple[Node, ...]:
+        return tuple(_here(node, lock, python) for node in nodes(part, lock.base.python, compiler, store, progress))
+
+    key = _key([[part.name, part.inputs] for part in shared], compiler.key, str(python))
+    environment = _tree(
+        key, store, progress, title="unpacking the wheels", make=lambda: [n for p in shared for n in make(p)]
+    )
+    content = content_json((_facts(store, key), _listed(n for part in rest[:-1] for n in make(part))), rest[-1])
+    return _tree(
+        _key(key, lock.sha256, hashlib.sha256(content).hexdigest()),
+        store,
+        progress,
+        title="laying out the kernels",
+        make=lambda: [
+            *(n for part in (*rest[:-1], with_content(rest[-1], content)) for n in make(part)),
+            Link(path=wheels.PREFIX, target=str(environment / wheels.PREFIX[1:])),
+        ],
+    )
+
+
+def _check_python(python: Path, locked: str) -> None:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        found = subprocess.run([python, "-ISc", code], check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ImageError(f"{python} is not a Python that runs: {error}") from error
+    minor = ".".join(locked.split(".")[:2])
+    if found != minor:
+        raise ImageError(
+            f"{python} is Python {found}, the lock's packages are for {minor}",
+            hint=f"give a Python {minor} (`uv python install {minor}`), or use a container engine",
+        )
+
+
+def _here(node: Node, lock: Lock, python: Path) -> Node:
+    """What names the base's interpreter names the host's instead."""
+    if isinstance(node, Link) and node.target == lock.base.interpreter:
+        return Link(path=node.path, target=str(python))
+    if isinstance(node, Entry) and node.path == f"{wheels.PREFIX}/pyvenv.cfg":
+        settings = f"home = {python.parent}\ninclude-system-site-packages = false\nversion = {lock.base.python}\n"
+        return Entry.of(node.path, settings.encode(), owner="kitbuild")
+    return node
+
+
+def _key(*facts: object) -> str:
+    return hashlib.sha256(canonical([LAYOUT, *facts])).hexdigest()
+
+
+def _tree(key: str, store: Store, progress: Progress, *, title: str, make: Callable[[], Sequence[Node]]) -> Path:
+    """`envs/<key>` in the store, complete or not there; its content is in a record."""
+    target = store.root / "envs" / key
+    if target.is_dir() and store.record(_KIND, key) is not None:
+        return target
+    with store.making(f"environment {key}"), store.scratch() as scratch:
+        if not (target.is_dir() and store.record(_KIND, key) is not None):
+            found = make()
+            facts = _write(scratch / "tree", found, progress, title)
+            store.write_record(_KIND, key, {"files": facts.files, "links": facts.links})
+            target.parent.mkdir(exist_ok=True)
+            if not target.is_dir():
+                (scratch / "tree").replace(target)
+    return target
+
+
+def _facts(store: Store, key: str) -> Listing:
+    record = store.record(_KIND, key)
+    return Listing(files=record["files"], links=record["links"])
+
+
+def _listed(found: Iterable[Node]) -> Listing:
+    known = tuple(found)
+    return Listing(
+        files={node.path: str(node.sha256) for node in known if isinstance(node, Entry)},
+        links={node.path: node.target for node in known if isinstance(node, Link)},
+    )
+
+
+def _write(root: Path, found: Sequence[Node], progress: Progress, title: str) -> Listing:
+    total = sum(node.size for node in found if isinstance(node, Entry))
+    kept = [node for node in found if isinstance(node, Entry | Link)]
+    for path in folders(kept):
+        (root / path[1:]).mkdir(parents=True, exist_ok=True)
+    with Reader() as reader, progress.activity(title, total=total, unit="bytes") as advance:
+        for node in kept:
+            place = root / node.path[1:]
+            if isinstance(node, Link):
+                place.symlink_to(node.target)
+                continue
+            with place.open("wb") as stream:
+                for chunk in reader.chunks(node):
+                    stream.write(chunk)
+                    advance(len(chunk))
+                os.fchmod(stream.fileno(), 0o755 if node.executable else 0o644)
+    return _listed(kept)
