@@ -42,7 +42,10 @@ class Problem:
 
 
 class KitbuildError(Exception):
-    """Something a user can cause or mend. Raise a child; only `cli.main` exits."""
+    """Something a user can cause or mend. Raise a child; only `cli.main` exits.
+
+    `details` are further JSON fields, such as the `run_dir` of a run that failed.
+    """
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "unexpected"
@@ -52,6 +55,7 @@ class KitbuildError(Exception):
         self.message = message
         self.hint = hint
         self.problems = tuple(problems)
+        self.details: dict[str, object] = {}
 
     def as_json(self) -> dict[str, object]:
         """The object that `--json` prints on failure."""
@@ -62,6 +66,7 @@ class KitbuildError(Exception):
             "message": self.message,
             "hint": self.hint,
             "problems": [problem.as_json() for problem in self.problems],
+            **self.details,
         }
 
 

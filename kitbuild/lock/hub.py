@@ -99,9 +99,7 @@ class Hub:
     def downloads(self, repo: str, repo_type: RepoType, commit: str, files: Iterable[HubFile]) -> tuple[Download, ...]:
         """Where the files are, for `store.download.fetch`."""
         from huggingface_hub import hf_hub_url  # noqa: PLC0415
-        from huggingface_hub.utils import build_hf_headers  # noqa: PLC0415
-
-        headers = build_hf_headers(token=self._token or False)
+        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         return tuple(
             Download(
                 name=f"{repo}/{file.path}",

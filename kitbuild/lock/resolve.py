@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.base import find
-from kitbuild.base.targets import Target, load_target
-from kitbuild.errors import RecipeError
-from kitbuild.lock.advisories import Advisory, met_advisories
+from kitbuild.base.targets import load_target
 from kitbuild.lock.arguments import resolve_arguments
 from kitbuild.lock.defaults import read_defaults
 from kitbuild.lock.files import maker
 from kitbuild.lock.hub import Hub
 from kitbuild.lock.kernels import System, lock_kernels
 from kitbuild.lock.models import LOCK_VERSION, Defaults, Lock, LockedModel, LockedWheel, MetAdvisory, PackageSet
+from kitbuild.lock.requirements import refuse_advisories, requirements, tested_versions
 from kitbuild.lock.trees import Trees
 from kitbuild.lock.wheels import fetch_wheels, resolve_wheels
 
@@ -63,7 +62,7 @@ def pins_of(lock: Lock | None, update: frozenset[str]) -> Pins:
     return Pins(commits=commits, versions=versions, base=None if "base" in update else lock.base.manifest_digest)
 
 
-def resolve(  # noqa: PLR0913 - each is an effect
+def resolve(
     loaded: LoadedRecipe,
     *,
     store: Store,
@@ -76,7 +75,7 @@ def resolve(  # noqa: PLR0913 - each is an effect
     """Resolve a recipe. With `previous`, what it fixed stays, but for what `update` names."""
     recipe = loaded.recipe
     target = load_target(recipe.image.target)
-    same_target = previous is not None and previous.target == target.name
+    same_target = previous is not None and previous.target == target.target
     pins = pins_of(previous if same_target else None, update)
     refuse_advisories(recipe, versions=tested_versions(recipe, target), model_config=recipe.model.config)
 
@@ -112,7 +111,7 @@ def resolve(  # noqa: PLR0913 - each is an effect
     model = trees.model(recipe)
     datasets = tuple(trees.dataset(item, key=f"dataset.{index}") for index, item in enumerate(recipe.dataset))
     evaluate = trees.dataset(recipe.evaluate.dataset, key="evaluate.dataset") if recipe.evaluate else None
-    system = _system(recipe, wheels, architecture=base.architecture, cuda=target.torch_cuda)
+    system = _system(recipe, wheels, architecture=base.architecture, cuda=target.cuda)
     kernels = (
         lock_kernels(recipe, system=system, wheels=wheels, hub=the_hub(), store=store, progress=progress)
         if recipe.kernels.attention_reference or recipe.kernels.layers
@@ -129,8 +128,8 @@ def resolve(  # noqa: PLR0913 - each is an effect
         name=recipe.name,
         recipe_sha256=loaded.sha256,
         kitbuild=maker(),
-        target=target.name,
-        package_set=PackageSet(target=target.name, sha256=target.sha256),
+        target=target.target,
+        package_set=PackageSet(target=target.target, sha256=target.sha256),
         base=base,
         wheels=wheels,
         model=model,
@@ -142,35 +141,6 @@ def resolve(  # noqa: PLR0913 - each is an effect
         recipe=recipe.model_dump(mode="json", by_alias=True, exclude={"name"}),
         advisories=tuple(MetAdvisory(id=item.id, severity=item.severity) for item in met),
     )
-
-
-def requirements(recipe: Recipe, target: Target) -> dict[str, str]:
-    """Package to version: the tested set, what this recipe needs of the optional ones, then the recipe's own."""
-    wanted = dict(target.packages)
-    asked = {
-        "peft": recipe.lora is not None,
-        "liger-kernel": recipe.liger is not None,
-        "deepspeed": recipe.launch.strategy == "deepspeed",
-        **{name: name in recipe.track for name in ("tensorboard", "trackio", "wandb")},
-    }
-    wanted |= {name: version for name, version in target.optional.items() if asked.get(name)}
-    return wanted | {name.lower().replace("_", "-"): version for name, version in recipe.image.packages.items()}
-
-
-def tested_versions(recipe: Recipe, target: Target) -> dict[str, str]:
-    """Versions as far as they are known without resolving."""
-    return {name: version.removeprefix("==") for name, version in requirements(recipe, target).items()}
-
-
-def refuse_advisories(
-    recipe: Recipe, *, versions: Mapping[str, str], model_config: Mapping[str, Any] | None
-) -> tuple[Advisory, ...]:
-    """The advisories met; an error-level one refuses the recipe."""
-    met = tuple(met_advisories(recipe, versions=versions, model_config=model_config))
-    errors = [advisory.as_problem() for advisory in met if advisory.severity == "error"]
-    if errors:
-        raise RecipeError("the recipe meets a known-bad combination", problems=errors)
-    return met
 
 
 def launch(recipe: Recipe) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import docker.errors
 import requests.exceptions
 
 from kitbuild.errors import RunError
-from kitbuild.run.container import GUEST_UID, ContainerSpec, Mount, PurePosixPath, guest_environment, input_mounts
+from kitbuild.run.container import GUEST_UID, ContainerSpec, Mount, guest_environment, input_mounts
 from kitbuild.run.follow import Stop, follow, raise_for
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ class Stop:
     """Set by a signal handler; read at each turn."""
 
     requested: bool = False
+    since: float = 0.0
 
 
 def follow(

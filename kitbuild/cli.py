@@ -1,0 +1,441 @@
+"""The command line: verbs, printing, exits. Nothing else prints or exits.
+
+Steps are imported inside the verbs: `kitbuild check` answers in under half a second.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from kitbuild import __version__
+from kitbuild.errors import KitbuildError, UsageError
+from kitbuild.terminal import Terminal
+
+if TYPE_CHECKING:
+    from kitbuild.flow.context import Context, Result
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="kitbuild",
+    help="Reproducible training: recipe → lock → image → run → archive → compare.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+archive_app = typer.Typer(help="Archived runs: verify, list, show, pack, unpack.", no_args_is_help=True)
+base_app = typer.Typer(help="Finished base images, referred to by digest.", no_args_is_help=True)
+store_app = typer.Typer(help="The content-addressed store.", no_args_is_help=True)
+app.add_typer(archive_app, name="archive")
+app.add_typer(base_app, name="base")
+app.add_typer(store_app, name="store")
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, for example recipes/tiny-cpu.yaml.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each decision and where it came from.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; the one place where an error becomes an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    terminal = Terminal(verbose=False, json_output="--json" in sys.argv[1:])
+    try:
+        code = app(standalone_mode=False)
+    except KitbuildError as error:
+        terminal.error(error)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("\ninterrupted; nothing was left half-written\n")
+        sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - the last handler: a bug is reported, never shown raw
+        _usage_or_bug(error, terminal)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _usage_or_bug(error: Exception, terminal: Terminal) -> NoReturn:
+    message = getattr(error, "format_message", None)
+    if message is not None:  # click's UsageError and its children: a wrong flag or argument
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help" if context else "kitbuild --help"
+        terminal.error(UsageError(message() or "wrong usage", hint=hint))
+        sys.exit(UsageError.exit_code)
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    import tempfile  # noqa: PLC0415
+    import traceback  # noqa: PLC0415
+
+    with tempfile.NamedTemporaryFile("w", prefix="kitbuild-bug-", suffix=".txt", delete=False) as report:
+        report.write(f"kitbuild {__version__}\n{sys.argv}\n")
+        traceback.print_exception(error, file=report)
+    terminal.error(
+        KitbuildError(
+            f"this is a bug in kitbuild: {type(error).__name__}: {error}",
+            hint=f"please report it with {report.name}",
+        )
+    )
+    sys.exit(KitbuildError.exit_code)
+
+
+def _context(*, json_output: bool, verbose: bool) -> tuple[Context, Terminal]:
+    from kitbuild.flow import Context  # noqa: PLC0415
+    from kitbuild.store import Store  # noqa: PLC0415
+
+    terminal = Terminal(verbose=verbose, json_output=json_output)
+    return Context(environ=os.environ, store=Store.open(os.environ), progress=terminal), terminal
+
+
+def _print(terminal: Terminal, command: str, result: Result) -> None:
+    terminal.result(command, result.as_json(), result.text())
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,  # noqa: FBT002
+) -> None:
+    if version:
+        sys.stdout.write(f"kitbuild {__version__}\n")
+        raise typer.Exit
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="The recipe's name; NAME.yaml is written here.")] = "my-run",
+    *,
+    json_output: Json = False,
+) -> None:
+    """Write a starter recipe, commented."""
+    from kitbuild.recipe import starter  # noqa: PLC0415
+
+    path = Path(f"{name}.yaml")
+    text = starter(name)
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", hint="choose another name: kitbuild init NAME") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    terminal = Terminal(verbose=False, json_output=json_output)
+    terminal.result("init", {"path": str(path)}, f"wrote {path}\nnext: kitbuild check {path}")
+
+
+@app.command()
+def check(recipe: RecipePath, *, json_output: Json = False) -> None:
+    """Check all that can be known without the network."""
+    from kitbuild.flow import check as check_recipe  # noqa: PLC0415
+
+    report = check_recipe(recipe)
+    terminal = Terminal(verbose=False, json_output=json_output)
+    terminal.result("check", report.as_json(), report.text())
+
+
+@app.command()
+def lock(
+    recipe: RecipePath,
+    *,
+    only_check: Annotated[
+        bool, typer.Option("--check", help="Exit 3 unless the lock is current; write nothing.")
+    ] = False,
+    update: Annotated[
+        list[str] | None,
+        typer.Option("--update", metavar="NAME", help="Move this package, repository or `base`; repeat for more."),
+    ] = None,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Move everything to the newest that fits.")] = False,
+    diff: Annotated[
+        Path | None, typer.Option("--diff", metavar="OLD", help="Say how the lock differs from OLD.")
+    ] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Resolve a recipe to what cannot move, and write RECIPE's lock beside it."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    result = flow.lock(
+        context, recipe, only_check=only_check, update=frozenset(update or ()), upgrade=upgrade, diff=diff
+    )
+    _print(terminal, "lock", result)
+
+
+@app.command()
+def fetch(
+    recipe: RecipePath,
+    *,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", metavar="F", help="Write everything into one file for another machine.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="F", help="Take everything from such a file; no network.")
+    ] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fill the store with all that the lock names."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    _print(terminal, "fetch", flow.fetch(context, recipe, bundle=bundle, source=source))
+
+
+@app.command()
+def image(
+    recipe: RecipePath,
+    *,
+    tag: Annotated[str | None, typer.Option("--tag", help="Another tag than kitbuild/<name>:<lock>.")] = None,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="REF", help="Push to this registry reference too.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="OCI.TAR", help="Write an OCI archive instead of loading it into the engine."),
+    ] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Build the image: lock if there is no lock, fetch, assemble, load."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    built = flow.image(context, recipe, tag=tag, push=push, output=output)
+    terminal.result("image", built.as_json(), built.text())
+
+
+@app.command()
+def run(
+    recipe: RecipePath,
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where run directories go.")] = Path("runs"),
+    engine: Annotated[
+        str, typer.Option("--engine", help="docker, or local: the same guest in a locked environment.")
+    ] = "docker",
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            "--python", metavar="PATH", help="With --engine local: this Python's packages, recorded but not locked."
+        ),
+    ] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a stopped run.")] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train: build the image if it is missing, start it with no network, follow it, keep the archive."""
+    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.run.follow import Stop  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    options = flow.RunOptions(out=out, engine=engine, python=python, resume=resume)
+    finished = flow.run(context, recipe, options, stop=_stop_on_signal(Stop()))
+    terminal.result("run", finished.as_json(), finished.text())
+
+
+@app.command()
+def reproduce(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A run directory, or a packed x.kit.tar.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where run directories go.")] = Path("runs"),
+    engine: Annotated[str, typer.Option("--engine", help="docker or local.")] = "docker",
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", metavar="PATH", help="With --engine local: this Python, recorded but not locked."),
+    ] = None,
+    tolerance: Annotated[
+        str | None, typer.Option("--tolerance", help="For another device model, for example loss=1e-3.")
+    ] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run an archive again from its lock, and compare."""
+    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.run.follow import Stop  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    options = flow.RunOptions(out=out, engine=engine, python=python, resume=None)
+    again = flow.reproduce(context, archive, options, tolerance=tolerance, stop=_stop_on_signal(Stop()))
+    terminal.result("reproduce", again.as_json(), again.text())
+    raise typer.Exit(again.exit_code)
+
+
+@app.command()
+def compare(
+    left: Annotated[Path, typer.Argument(metavar="A", help="A run directory or a packed archive.")],
+    right: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    *,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="F", help="Write a page with curves and both manifests.")
+    ] = None,
+    tolerance: Annotated[
+        str | None, typer.Option("--tolerance", help="Accept differences up to this, for example loss=1e-3.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """IDENTICAL, or the first step that differs and why."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    verdict = flow.compare(context, left, right, report=report, tolerance=tolerance)
+    terminal.result("compare", verdict.as_json(), verdict.text())
+    raise typer.Exit(verdict.exit_code)
+
+
+@archive_app.command("verify")
+def archive_verify(path: Path, *, json_output: Json = False) -> None:
+    """Check every digest in an archive against its files."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    _print(terminal, "archive-verify", flow.archive_verify(path))
+
+
+@archive_app.command("list")
+def archive_list(folder: Annotated[Path, typer.Argument()] = Path("runs"), *, json_output: Json = False) -> None:
+    """The runs in a folder."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    _, terminal = _context(json_output=json_output, verbose=False)
+    _print(terminal, "archive-list", flow.archive_list(folder))
+
+
+@archive_app.command("show")
+def archive_show(path: Path, *, json_output: Json = False) -> None:
+    """What a run was and what came of it."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    _print(terminal, "archive-show", flow.archive_show(path))
+
+
+@archive_app.command("pack")
+def archive_pack(
+    path: Path,
+    *,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="X.KIT.TAR")] = None,
+    include: Annotated[str, typer.Option("--include", help="local: what has no upstream; all: everything.")] = "local",
+    weights: Annotated[bool, typer.Option("--weights", help="The trained weights too.")] = False,
+    json_output: Json = False,
+) -> None:
+    """One file with which a stranger who has an engine can reproduce the run."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    _print(terminal, "archive-pack", flow.archive_pack(context, path, output=output, include=include, weights=weights))
+
+
+@archive_app.command("unpack")
+def archive_unpack(
+    path: Path, folder: Annotated[Path, typer.Argument()] = Path("runs"), *, json_output: Json = False
+) -> None:
+    """Unpack an archive into a folder; what it carries goes into the store, verified."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    _print(terminal, "archive-unpack", flow.archive_unpack(context, path, folder))
+
+
+@base_app.command("bootstrap")
+def base_bootstrap(target: str = "cpu", *, json_output: Json = False, verbose: Verbose = False) -> None:
+    """Make the CPU base from Debian packages."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    _print(terminal, "base-bootstrap", flow.base_bootstrap(context, target))
+
+
+@base_app.command("build")
+def base_build(
+    target: str,
+    *,
+    upstream: Annotated[
+        str | None, typer.Option("--upstream", metavar="IMAGE", help="Another upstream than the Dockerfile's.")
+    ] = None,
+    push: Annotated[str | None, typer.Option("--push", metavar="REF", help="Push it for others.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", metavar="F", help="Write an OCI archive.")] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Build a finished base from Dockerfile.TARGET; it is shared by digest from then on."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    _print(terminal, "base-build", flow.base_build(context, target, upstream=upstream, push=push, output=output))
+
+
+@store_app.command("verify")
+def store_verify(
+    *,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Hash every file in the store."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    _print(terminal, "store-verify", flow.store_verify(context, repair=repair))
+
+
+@store_app.command("gc")
+def store_gc(
+    folders: Annotated[list[Path], typer.Argument(help="Folders whose locks are kept.")], *, json_output: Json = False
+) -> None:
+    """Remove what no lock in FOLDERS names."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    _print(terminal, "store-gc", flow.store_gc(context, tuple(folders)))
+
+
+@app.command()
+def doctor(*, json_output: Json = False) -> None:
+    """What this machine has of what kitbuild needs."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    report = flow.doctor(context)
+    terminal.result("doctor", report.as_json(), report.text())
+
+
+@app.command()
+def schema() -> None:
+    """Print the recipe's JSON Schema, for editors."""
+    import json  # noqa: PLC0415
+
+    from kitbuild.recipe import schema as recipe_schema  # noqa: PLC0415
+
+    sys.stdout.write(json.dumps(recipe_schema(), indent=2, sort_keys=True) + "\n")
+
+
+@app.command()
+def stack(*, json_output: Json = False) -> None:
+    """The tested package sets."""
+    from kitbuild import flow  # noqa: PLC0415
+
+    terminal = Terminal(verbose=False, json_output=json_output)
+    _print(terminal, "stack", flow.stack())
+
+
+def _stop_on_signal(stop: Any) -> Any:
+    """The first Ctrl-C or SIGTERM asks the run for a checkpoint; a second one within it ends at once."""
+
+    def handler(_signal: int, _frame: Any) -> None:
+        if stop.requested and time.monotonic() - stop.since > 1:
+            raise KeyboardInterrupt
+        if not stop.requested:
+            stop.requested, stop.since = True, time.monotonic()
+
+    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGTERM, handler)
+    return stop

@@ -1,0 +1,166 @@
+"""lock → image: fetch what is locked, assemble, load or write or push."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kitbuild import recipe as recipes
+from kitbuild.errors import UsageError
+from kitbuild.flow.context import Context, Result
+from kitbuild.flow.locking import ensure_lock
+from kitbuild.image import assemble, base_compiler, load, write_oci
+from kitbuild.lock.fetch import fetch_locked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kitbuild.image import Image
+    from kitbuild.lock.models import Lock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An image, where it went, and how long it took. `engine_id` is None where it was only written to a file."""
+
+    lock: Lock
+    image: Image
+    engine_id: str | None
+    reused: frozenset[str]
+    seconds: float
+    where: str
+
+    def identity(self) -> dict[str, Any]:
+        """What the archive says of the image."""
+        return {
+            "config_digest": self.image.config_digest,
+            "manifest_digest": self.image.manifest_digest,
+            "engine_id": self.engine_id,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of `kitbuild.image/1`."""
+        return {
+            "image_id": self.image.config_digest,
+            "manifest_digest": self.image.manifest_digest,
+            "engine_id": self.engine_id,
+            "tag": self.image.tag,
+            "content_sha256": self.image.content_sha256,
+            "layers": [
+                {
+                    "name": layer.name,
+                    "digest": layer.digest,
+                    "size": layer.size,
+                    "reused": layer.digest in self.reused,
+                }
+                for layer in self.image.layers
+            ],
+            "lock_sha256": self.lock.sha256,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def text(self) -> str:
+        """A line of identity and a line a layer."""
+        lines = [f"{self.image.tag}  {self.image.config_digest}  ({self.where}, {self.seconds:.1f} s)"]
+        lines += [
+            f"  {layer.name:<24} {layer.size / 1e6:9.1f} MB  {layer.digest[7:19]}"
+            + ("  reused" if layer.digest in self.reused else "")
+            for layer in self.image.layers
+        ]
+        return "\n".join(lines)
+
+
+def image(context: Context, path: Path, *, tag: str | None, push: str | None, output: Path | None) -> Built:
+    """`kitbuild image`: lock where there is none, fetch, assemble, then load, write or push."""
+    started = time.monotonic()
+    loaded = recipes.read(path)
+    locked = ensure_lock(context, loaded)
+    return build(context, locked, recipe=loaded.content, tag=tag, push=push, output=output, started=started)
+
+
+def build(
+    context: Context,
+    lock: Lock,
+    *,
+    recipe: bytes,
+    tag: str | None = None,
+    push: str | None = None,
+    output: Path | None = None,
+    started: float | None = None,
+) -> Built:
+    """From a lock and the recipe's bytes to an image."""
+    began = time.monotonic() if started is None else started
+    fetch_all(context, lock)
+    compiler = base_compiler(lock.base, context.client(), store=context.store, progress=context.progress)
+    made = assemble(lock, recipe=recipe, store=context.store, compiler=compiler, progress=context.progress, tag=tag)
+    engine_id: str | None = None
+    reused: frozenset[str] = frozenset()
+    where = []
+    if output is not None:
+        write_oci(made, output)
+        where.append(f"written to {output}")
+    else:
+        loaded = load(made, context.client(), store=context.store, progress=context.progress)
+        engine_id, reused = loaded.engine_id, frozenset(loaded.reused)
+        where.append("in the engine")
+    if push is not None:
+        from kitbuild.base import registry  # noqa: PLC0415 - only a push needs it
+
+        layers = [(layer.digest, layer.path) for layer in made.layers]
+        registry.push(push, made.manifest, made.config, layers, environ=context.environ, progress=context.progress)
+        where.append(f"pushed to {push}")
+    return Built(
+        lock=lock,
+        image=made,
+        engine_id=engine_id,
+        reused=reused,
+        seconds=time.monotonic() - began,
+        where=", ".join(where),
+    )
+
+
+def fetch_all(context: Context, lock: Lock, *, base: bool = True) -> None:
+    """Everything that the lock names, in the store."""
+    fetch_locked(
+        lock,
+        store=context.store,
+        environ=context.environ,
+        progress=context.progress,
+        client=context.client,
+        base=base,
+    )
+
+
+def fetch(context: Context, path: Path, *, bundle: Path | None, source: Path | None) -> Result:
+    """`kitbuild fetch`: fill the store, from the network or from a bundle; write a bundle."""
+    from kitbuild.store.bundle import read_bundle, write_bundle  # noqa: PLC0415 - only with --bundle or --from
+
+    if bundle is not None and source is not None:
+        raise UsageError("--bundle and --from do not go together", hint="write on one machine, read on the other")
+    loaded = recipes.read(path)
+    if source is not None:
+        read_bundle(source, context.store, progress=context.progress)
+    locked = ensure_lock(context, loaded)
+    fetch_all(context, locked)
+    blobs = sorted(closure(locked))
+    size = sum(context.store.path(sha256).stat().st_size for sha256 in blobs)
+    fields: dict[str, Any] = {"lock_sha256": locked.sha256, "blobs": len(blobs), "bytes": size}
+    lines = [f"{len(blobs)} files, {size / 1e6:.0f} MB, are in the store"]
+    if bundle is not None:
+        records = [("bases", locked.base.manifest_digest.removeprefix("sha256:"))]
+        write_bundle(context.store, blobs, records, bundle, progress=context.progress)
+        fields["bundle"] = str(bundle)
+        lines.append(f"wrote {bundle}")
+    return Result(fields=fields, lines=tuple(lines))
+
+
+def closure(lock: Lock) -> set[str]:
+    """sha256 of every blob that the lock needs."""
+    from kitbuild.lock.fetch import trees  # noqa: PLC0415 - beside its one use
+
+    found = {wheel.sha256 for wheel in lock.wheels}
+    found |= {file.sha256 for _, _, tree in trees(lock) for file in tree.files}
+    found |= {file.sha256 for kernel in lock.kernels for file in kernel.files}
+    found |= {lock.model.chat_template.sha256} if lock.model.chat_template else set()
+    return found | {digest.removeprefix("sha256:") for digest in (lock.base.config_digest, *lock.base.diff_ids)}

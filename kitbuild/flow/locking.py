@@ -1,0 +1,160 @@
+"""recipe → lock: check without the network, resolve with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kitbuild import recipe as recipes
+from kitbuild.errors import LockError
+from kitbuild.flow.context import Context, Result
+from kitbuild.lock.files import check_current, lock_path, parse_lock, read_lock, write_lock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kitbuild.lock.models import Lock
+    from kitbuild.recipe import LoadedRecipe
+
+
+def check(path: Path) -> Result:
+    """All that can be known of a recipe without the network: syntax, types, rules, advisories, the lock's state."""
+    from kitbuild.base.targets import load_target  # noqa: PLC0415 - after the recipe is known to be one
+    from kitbuild.lock.requirements import refuse_advisories, tested_versions  # noqa: PLC0415
+
+    loaded = recipes.read(path)
+    recipe = loaded.recipe
+    versions = tested_versions(recipe, load_target(recipe.image.target))
+    met = refuse_advisories(recipe, versions=versions, model_config=recipe.model.config)
+    state, detail = _lock_state(loaded)
+    model = recipe.model.repo or recipe.model.path or f"{(recipe.model.config or {}).get('model_type')} (random init)"
+    fields = {
+        "recipe": str(path),
+        "name": recipe.name,
+        "target": recipe.image.target,
+        "lock": state,
+        "advisories": [{"id": item.id, "severity": item.severity, "summary": item.summary} for item in met],
+    }
+    lines = [
+        f"{path} is fine",
+        f"  model    {model}, {recipe.model.dtype}",
+        f"  target   {recipe.image.target}, attention {recipe.kernels.attention}",
+        f"  batch    {recipe.batch.global_} = {recipe.batch.micro} × {recipe.accumulation} accumulated"
+        f" × {recipe.launch.world_size} processes",
+        f"  lock     {detail}",
+        *(f"  {item.severity}: {item.summary}; {item.advice}" for item in met),
+    ]
+    return Result(fields=fields, lines=tuple(lines))
+
+
+def _lock_state(loaded: LoadedRecipe) -> tuple[str, str]:
+    try:
+        lock = read_lock(loaded.path)
+        if lock is None:
+            return "missing", f"none yet; kitbuild lock {loaded.path} makes it"
+        check_current(loaded, lock)
+    except LockError as error:
+        return "stale", f"{error.message} ({error.hint})"
+    return "current", f"{lock_path(loaded.path).name}, current"
+
+
+def lock(
+    context: Context, path: Path, *, only_check: bool, update: frozenset[str], upgrade: bool, diff: Path | None
+) -> Result:
+    """Resolve and write the lock. What an earlier lock fixed stays, but for what `update` names or on `upgrade`."""
+    loaded = recipes.read(path)
+    previous = _previous(loaded, strict=only_check)
+    if only_check:
+        assert previous is not None, "strict reading raises where there is none"  # noqa: S101 - for us
+        check_current(loaded, previous)
+        found, changed = previous, False
+    elif previous is not None and not update and not upgrade and _current(loaded, previous):
+        found, changed = previous, False
+    else:
+        found = make_lock(context, loaded, previous=None if upgrade else previous, update=update)
+        _, changed = write_lock(path, found)
+    lines = [f"{lock_path(path)} {'written' if changed else 'is current'}, {found.sha256[:12]}"]
+    fields: dict[str, Any] = {"lock_path": str(lock_path(path)), "lock_sha256": found.sha256, "changed": changed}
+    if diff is not None:
+        differences = _differences(diff, found)
+        fields["differences"] = differences
+        lines += differences or [f"no difference from {diff}"]
+    return Result(fields=fields, lines=tuple(lines))
+
+
+def _previous(loaded: LoadedRecipe, *, strict: bool) -> Lock | None:
+    """The lock that is there; one that cannot be read is replaced, but is an error when it is to be checked."""
+    try:
+        found = read_lock(loaded.path)
+    except LockError:
+        if strict:
+            raise
+        return None
+    if found is None and strict:
+        raise LockError(f"{lock_path(loaded.path)} does not exist", hint=f"kitbuild lock {loaded.path}")
+    return found
+
+
+def _current(loaded: LoadedRecipe, lock: Lock) -> bool:
+    try:
+        check_current(loaded, lock)
+    except LockError:
+        return False
+    return True
+
+
+def make_lock(
+    context: Context, loaded: LoadedRecipe, *, previous: Lock | None, update: frozenset[str] = frozenset()
+) -> Lock:
+    """Resolve with this context's effects."""
+    from kitbuild.lock.resolve import resolve  # noqa: PLC0415 - the only way into the network
+
+    return resolve(
+        loaded,
+        store=context.store,
+        environ=context.environ,
+        progress=context.progress,
+        client=context.client,
+        previous=previous,
+        update=update,
+    )
+
+
+def ensure_lock(context: Context, loaded: LoadedRecipe) -> Lock:
+    """The current lock; written where there is none. A stale one is exit 3 and never replaced."""
+    found = read_lock(loaded.path)
+    if found is None:
+        found = make_lock(context, loaded, previous=None)
+        write_lock(loaded.path, found)
+        context.progress.note(f"wrote {lock_path(loaded.path)}")
+    check_current(loaded, found)
+    return found
+
+
+def _differences(old: Path, new: Lock) -> list[str]:
+    try:
+        data = old.read_bytes()
+    except OSError as error:
+        raise LockError(f"{old} cannot be read: {error.strerror}") from error
+    before = _flat(parse_lock(data, name=str(old)).model_dump(mode="json"))
+    after = _flat(new.model_dump(mode="json"))
+    return [
+        f"{key}: {before.get(key, '(none)')} → {after.get(key, '(none)')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys; items of lists go by their own name where they have one, so that an insertion is one line."""
+    if isinstance(value, dict):
+        pairs = list(value.items())
+    elif isinstance(value, list):
+        pairs = [(_item_name(item, index), item) for index, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {key: leaf for name, item in pairs for key, leaf in _flat(item, f"{prefix}.{name}".lstrip(".")).items()}
+
+
+def _item_name(item: Any, index: int) -> str:
+    names = (item.get(key) for key in ("name", "repo", "path", "variant", "id")) if isinstance(item, dict) else ()
+    return next((str(name) for name in names if name), str(index))

@@ -1,0 +1,163 @@
+"""image → run → archive, and an archive → run → verdict."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kitbuild import archive as archives
+from kitbuild import recipe as recipes
+from kitbuild.errors import KitbuildError, UsageError
+from kitbuild.flow.building import build, fetch_all
+from kitbuild.flow.context import Context, Result
+from kitbuild.flow.locking import ensure_lock
+from kitbuild.lock.files import check_maker, parse_lock
+
+if TYPE_CHECKING:
+    from kitbuild.lock.models import Lock
+    from kitbuild.run.follow import Stop
+
+ENGINES = ("docker", "local")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where and how to run."""
+
+    out: Path
+    engine: str
+    python: Path | None
+    resume: Path | None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise UsageError(f"--engine {self.engine} is not known", hint=f"one of {', '.join(ENGINES)}")
+        if self.python is not None and self.engine != "local":
+            raise UsageError("--python goes with --engine local", hint="in a container the Python is the locked one")
+
+
+def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Result:
+    """`kitbuild run`: build what is missing, train, and read the archive back."""
+    loaded = recipes.read(path)
+    lock = ensure_lock(context, loaded)
+    run_dir = _resumed(options.resume, lock) if options.resume else None
+    return train(context, lock, loaded.content, options, run_dir=run_dir, stop=stop)
+
+
+def train(
+    context: Context, lock: Lock, recipe: bytes, options: RunOptions, *, stop: Stop, run_dir: Path | None = None
+) -> Result:
+    """One run of a lock in a run directory of its own (or, resumed, in its old one)."""
+    began = time.monotonic()
+    if options.engine == "docker":
+        context.client()  # no engine is told before anything slow
+    place = run_dir or archives.new_run_dir(options.out.absolute(), lock.name)
+    resume = run_dir is not None
+    try:
+        if options.engine == "docker":
+            _in_container(context, lock, recipe, place, resume=resume, stop=stop)
+        else:
+            _locally(context, lock, recipe, place, options, resume=resume, stop=stop)
+    except KitbuildError as error:
+        _drop_if_empty(place)
+        error.details["run_dir"] = str(place) if place.exists() else None
+        raise
+    summary = archives.show(archives.read(place))
+    return Result(
+        fields={"run_dir": str(place), "exit_code": 0, "seconds": round(time.monotonic() - began, 3)},
+        lines=(*summary_lines(summary), f"archive: {place}"),
+    )
+
+
+def _in_container(context: Context, lock: Lock, recipe: bytes, run_dir: Path, *, resume: bool, stop: Stop) -> None:
+    from kitbuild.run.docker_engine import container_spec, run_container  # noqa: PLC0415 - docker-py is slow to import
+
+    built = build(context, lock, recipe=recipe)
+    spec = container_spec(lock, image=built.identity(), run_dir=run_dir, store=context.store, resume=resume)
+    context.progress.note(f"equal to: {spec.command_line()}")
+    run_container(spec, run_dir, client=context.client(), progress=context.progress, stop=stop)
+
+
+def _locally(
+    context: Context, lock: Lock, recipe: bytes, run_dir: Path, options: RunOptions, *, resume: bool, stop: Stop
+) -> None:
+    from kitbuild.image.compilers import HostCompiler  # noqa: PLC0415 - beside its one use
+    from kitbuild.image.local import find_python, materialise  # noqa: PLC0415
+    from kitbuild.run.local_engine import run_local  # noqa: PLC0415
+
+    fetch_all(context, lock, base=False)
+    given = options.python.absolute() if options.python else None
+    python = given or find_python(lock.base.python, context.environ)
+    root = materialise(
+        lock,
+        recipe=recipe,
+        python=python,
+        wheels=given is None,
+        store=context.store,
+        compiler=HostCompiler(python),
+        progress=context.progress,
+    )
+    run_local(
+        lock,
+        root=root,
+        python=python if given else root / "opt/kit/bin/python",
+        locked=given is None,
+        run_dir=run_dir,
+        store=context.store,
+        environ=context.environ,
+        resume=resume,
+        progress=context.progress,
+        stop=stop,
+    )
+
+
+def _resumed(run_dir: Path, lock: Lock) -> Path:
+    place = run_dir.absolute()
+    try:
+        old = parse_lock((place / "lock.json").read_bytes(), name=str(place / "lock.json"))
+    except OSError as error:
+        raise UsageError(f"{run_dir} is not a run that can be resumed: {error.strerror}") from error
+    if old.content_sha256 != lock.content_sha256:
+        raise UsageError(
+            f"{run_dir} was started from another lock ({old.sha256[:12]}, the recipe's is {lock.sha256[:12]})",
+            hint="restore that recipe and lock (they are in the run directory), or start a new run",
+        )
+    return archives.claim_run_dir(place, resume=True)
+
+
+def _drop_if_empty(run_dir: Path) -> None:
+    """A run that never started leaves no directory."""
+    if run_dir.is_dir() and not any(run_dir.iterdir()):
+        run_dir.rmdir()
+
+
+def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: str | None, stop: Stop) -> Result:
+    """`kitbuild reproduce`: the archive's own lock and recipe, run again, compared."""
+    from kitbuild import compare as comparing  # noqa: PLC0415 - the last step
+
+    allowed = comparing.Tolerance.parse(tolerance) if tolerance else None
+    with context.store.scratch() as scratch:
+        place = path if path.is_dir() else archives.unpack(path, context.store, scratch / "original")
+        original = archives.read(place)
+        archives.check(original)
+        check_maker(original.manifest.lock)
+        recipe = (place / "recipe.yaml").read_bytes()
+        again = train(context, original.manifest.lock, recipe, options, stop=stop)
+        verdict = comparing.compare(original, archives.read(Path(str(again.fields["run_dir"]))), allowed)
+    return Result(
+        fields={**again.fields, **verdict.as_json()},
+        lines=(*again.lines, verdict.text()),
+        exit_code=verdict.exit_code,
+    )
+
+
+def summary_lines(summary: archives.Summary) -> tuple[str, ...]:
+    """What a user wants to see first: did it learn."""
+    lines = [f"{summary.steps} steps on {summary.device}, {summary.state}"]
+    if summary.loss_first is not None and summary.loss_last is not None:
+        lines.append(f"loss {summary.loss_first:.4f} → {summary.loss_last:.4f}")
+    if summary.exact_match_before is not None and summary.exact_match_after is not None:
+        lines.append(f"exact match {summary.exact_match_before:.1%} → {summary.exact_match_after:.1%} (held-out)")
+    return tuple(lines)

@@ -1,0 +1,90 @@
+"""What this machine has, what the store holds, which package sets are tested."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kitbuild import __version__
+from kitbuild.base.targets import load_target, target_names
+from kitbuild.errors import KitbuildError, VerificationError
+from kitbuild.flow.context import Context, Result
+from kitbuild.store.gc import gc, verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 1 << 30
+ROOM_BYTES = 15 * GIB
+"""What one image needs at once: wheels, layers, and the engine's copy."""
+
+
+def doctor(context: Context) -> Result:
+    """What kitbuild finds here, and what to do about what is missing; never an error by itself."""
+    checks: list[dict[str, Any]] = [
+        {"name": "kitbuild", "ok": True, "text": f"{__version__} on Python {sys.version.split()[0]}"},
+        _engine(context),
+        _room(context.store.root),
+        {
+            "name": "mmdebstrap",
+            "ok": shutil.which("mmdebstrap") is not None,
+            "text": "makes the CPU base (Debian, Ubuntu: apt-get install mmdebstrap)",
+        },
+        {
+            "name": "nvidia",
+            "ok": shutil.which("nvidia-smi") is not None,
+            "text": "a GPU driver; only the cuda targets need it",
+        },
+    ]
+    lines = tuple(f"{'ok     ' if item['ok'] else 'missing'}  {item['name']:<11} {item['text']}" for item in checks)
+    return Result(fields={"checks": checks}, lines=lines)
+
+
+def _engine(context: Context) -> dict[str, Any]:
+    try:
+        version = context.client().version()
+    except KitbuildError as error:
+        return {"name": "engine", "ok": False, "text": f"{error.message}; {error.hint}"}
+    return {"name": "engine", "ok": True, "text": f"{version.get('Version')} answers"}
+
+
+def _room(root: Path) -> dict[str, Any]:
+    free = shutil.disk_usage(root).free
+    return {"name": "store", "ok": free >= ROOM_BYTES, "text": f"{root}, {free / GIB:.0f} GiB free"}
+
+
+def stack() -> Result:
+    """The tested package sets."""
+    sets = [load_target(name) for name in target_names()]
+    lines: list[str] = []
+    for target in sets:
+        lines += [f"{target.target}  (Python {target.python}, base {target.base})"]
+        lines += [f"  {name:<18} {version}" for name, version in target.packages.items()]
+        for feature, extra in target.extras.items():
+            lines += [f"  {name:<18} {version}  (for {feature})" for name, version in extra.items()]
+    return Result(fields={"targets": [target.model_dump(mode="json") for target in sets]}, lines=tuple(lines))
+
+
+def store_verify(context: Context, *, repair: bool) -> Result:
+    """Hash every blob; exit 7 where one is not what its name says."""
+    problems = verify(context.store, progress=context.progress, repair=repair)
+    if problems:
+        raise VerificationError(f"{len(problems)} files in the store are damaged", problems=problems)
+    return Result(fields={"damaged": 0}, lines=("every file in the store is what its name says",))
+
+
+def store_gc(context: Context, folders: tuple[Path, ...]) -> Result:
+    """Drop what no lock below `folders` names; what is younger than a day stays."""
+    from kitbuild.flow.building import closure  # noqa: PLC0415 - beside its one use
+    from kitbuild.lock.files import parse_lock  # noqa: PLC0415
+
+    locks = [path for folder in folders for path in sorted(folder.rglob("*lock.json"))]
+    kept: set[str] = set()
+    for path in locks:
+        kept |= closure(parse_lock(path.read_bytes(), name=str(path)))
+    freed = gc(context.store, kept)
+    fields = {"locks": len(locks), "blobs": freed.blobs, "bytes": freed.bytes, "trees": freed.trees}
+    return Result(
+        fields=fields, lines=(f"{len(locks)} locks kept; {freed.blobs} files, {freed.bytes / 1e6:.0f} MB freed",)
+    )
