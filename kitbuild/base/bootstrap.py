@@ -150,7 +150,7 @@ def _add_packages(source: tarfile.TarFile, out: tarfile.TarFile, available: str)
 
 def _config(target: str, how: Bootstrap, layer_sha256: str) -> bytes:
     return oci.config_bytes(
-        architecture=_architecture(),
+        architecture=host_architecture(),
         diff_ids=[f"sha256:{layer_sha256}"],
         config={
             "Cmd": ["python3"],
@@ -164,7 +164,8 @@ def _config(target: str, how: Bootstrap, layer_sha256: str) -> bytes:
     )
 
 
-def _architecture() -> str:
+def host_architecture() -> str:
+    """The architecture of this machine, as images name it."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise ImageError(f"no base for {machine}", hint="bases are for x86_64 or aarch64")
