@@ -6,6 +6,7 @@ Stands before the flow: the recipes name its two files, `commands-train.jsonl` a
 Only `Random.random` is used, whose sequence Python keeps from version to version:
 https://docs.python.org/3/library/random.html#notes-on-reproducibility
 """
+# ruff: noqa: D103 - each function is named after what it makes
 
 import argparse
 import json
@@ -41,7 +42,7 @@ CLOSINGS = {"Can you ": "?", "Could you ": "?"}
 
 
 class Command(NamedTuple):
-    """One command, with the sentences that ask for it."""
+    """One command, with the sentences that ask for it; the last one is kept for the held-out split."""
 
     text: str
     phrasings: tuple[str, ...]
@@ -115,8 +116,8 @@ def music() -> Iterator[Command]:
             (
                 f"stop the music in the {room}",
                 f"stop the {room} music",
-                f"end the music in the {room}",
                 f"be quiet in the {room}",
+                f"end the music in the {room}",
             ),
         )
 
@@ -151,11 +152,14 @@ def pick(rng: Random, choices: Sequence[Choice]) -> Choice:
 
 
 def split(rng: Random, commands: Sequence[Command]) -> tuple[list[Command], list[Command]]:
-    """A command belongs to one side only: what is held out is never an answer in training."""
+    """A command belongs to one side only, and training never sees the last way to ask for it."""
     train: list[Command] = []
     heldout: list[Command] = []
     for command in commands:
-        (heldout if rng.random() < HELDOUT_SHARE else train).append(command)
+        if rng.random() < HELDOUT_SHARE:
+            heldout.append(command)
+        else:
+            train.append(command._replace(phrasings=command.phrasings[:-1]))
     return train, heldout
 
 
@@ -181,7 +185,7 @@ def rows(rng: Random, families: Sequence[Sequence[Command]], count: int) -> list
 
 
 def files() -> dict[str, bytes]:
-    rng = Random(SEED)
+    rng = Random(SEED)  # noqa: S311 - the point is that everyone draws the same
     train: list[list[Command]] = []
     heldout: list[list[Command]] = []
     for family in (lights, heating, blinds, music, clocks):
