@@ -1,0 +1,228 @@
+"""`kit`, the image's entry point: verify → preflight → selftest → determinism → launch → train → record.
+
+Leaves exit.json and manifest.json whatever happens. The user sees short lines; everything else is in logs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from datetime import UTC, datetime
+from shutil import copyfile, rmtree
+from typing import TYPE_CHECKING, Any
+
+from kitbuild import __version__
+from kitbuild.errors import KitbuildError, Problem, RunError, StoppedError
+from kitbuild.guest import determinism, kernels, launch, manifest, preflight, record
+from kitbuild.guest.config import Config
+from kitbuild.guest.verify import Verification
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HASH_SEED = "PYTHONHASHSEED"
+
+
+class Session:
+    """One call of `kit train` (or `selftest`): the phases in their order."""
+
+    def __init__(self, config: Config, terminal: record.Terminal, started: float) -> None:
+        self.config, self.terminal, self.started = config, terminal, started
+        self.stop = launch.Stop(config.places.scratch)
+        self.status = record.Status(config.places.out)
+        self.phase_name = "verify"
+        self.seconds: dict[str, float] = {}
+        self.parts: dict[str, Any] = {}
+        self.steps_done, self.steps = 0, None
+
+    def phase(self, name: str, message: str) -> None:
+        """Enter a phase."""
+        self.phase_name = name
+        self.status.write(name, message)
+        self.terminal.say(f"{name}: {message}")
+
+    def run(self, mode: str) -> None:
+        """All phases; raises what went wrong."""
+        config, environ = self.config, dict(os.environ)
+        clock = time.perf_counter()
+        self.phase("verify", "every locked file")
+        verification = Verification(config, environ)
+        try:
+            self.phase("preflight", "device, memory, places")
+            for line in preflight.check(config, environ):
+                self.terminal.say(line)
+            determinism.refuse(config)
+            determinism.apply(determinism.environment(config), os.environ)  # type: ignore[arg-type]
+            self.phase("verify", f"{verification.files} files, while libraries are imported")
+            begun = time.perf_counter()
+            launch.import_libraries()
+            self.seconds["imports"] = time.perf_counter() - begun
+            verification.wait()
+        finally:
+            verification.close()
+        self.seconds["verify"] = time.perf_counter() - clock
+        self.stop.check("verify")
+        self.phase("launch", f"{config.launch.processes_per_node} process(es), {config.launch.threads_per_process} thread(s) each")
+        from kitbuild.guest.train import Worker
+
+        worker = Worker(config, self.terminal, self.stop, self.started, mode)
+        self.phase_name = "train"
+        self.collect(launch.run(config, worker.run, self.stop))
+
+    def collect(self, results: dict[int, dict[str, Any]]) -> None:
+        """The ranks' results as parts of the manifest."""
+        config, first = self.config, results[min(results)]
+        if "calls" not in first:
+            return
+        self.phase_name = "record"
+        self.steps_done, self.steps = first["steps_done"], first["steps"]
+        self.seconds |= first.pop("seconds")
+        kept = ("device", "build", "arguments", "attention", "liger", "rows", "weights")
+        self.parts |= {name: first[name] for name in kept if name in first}
+        self.parts["kernels"] = kernels.described(config, {rank: item["calls"] for rank, item in results.items()})
+        self.parts["launch"] = {
+            "nodes": config.launch.nodes,
+            "processes_per_node": config.launch.processes_per_node,
+            "world_size": config.launch.world_size,
+            "strategy": config.launch.strategy,
+            "proven": [results[rank]["proven"] for rank in sorted(results)],
+        }
+        self.parts["results"] = {"evaluate": first["evaluate"]}
+        if first["stopped"]:
+            text = f"stopped on request after step {self.steps_done} of {self.steps}; a checkpoint is saved"
+            raise StoppedError(text, hint="resume with kitbuild run --resume RUN")
+        self.parts["complete"] = True
+
+    def close(self, error: KitbuildError | None) -> None:
+        """exit.json and manifest.json."""
+        out = self.config.places.out
+        self.seconds["total"] = time.time() - self.started
+        self.parts.setdefault("results", {})["seconds"] = self.seconds
+        self.parts |= {"driver": manifest.driver(), "started": _utc(self.started), "finished": _utc(time.time())}
+        manifest.write(self.config, self.parts)
+        told = {"exit_code": 0, "code": "ok", "message": "trained", "hint": None, "problems": []} if error is None else error.as_json()
+        done = self.steps_done or len(record.read_metrics(out / "metrics.jsonl"))
+        rest = {"schema": "kitbuild.exit/1", "phase": self.phase_name, "steps_done": done, "steps": self.steps}
+        record.write_json(out / "exit.json", {**told, **rest})
+        self.status.write("done", told["message"], step=done, steps=self.steps)
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def train(config: Config, terminal: record.Terminal, started: float, mode: str) -> int:
+    """Run the phases; the exit code says how it went."""
+    places = config.places
+    try:
+        (places.out / "logs").mkdir(parents=True, exist_ok=True)
+        rmtree(places.scratch, ignore_errors=True)
+        places.scratch.mkdir(parents=True)
+        for name in ("lock.json", "recipe.yaml"):
+            if (places.kit / name).exists():
+                copyfile(places.kit / name, places.out / name)
+    except OSError as error:
+        hint = f"mount directories that user {os.getuid()} can write to"
+        return report(terminal, RunError(f"{error.filename} is not writable: {error.strerror}", hint=hint))
+    terminal.capture(places.out / "logs" / "guest.log")
+    session = Session(config, terminal, started)
+    session.stop.listen()
+    failure: KitbuildError | None = None
+    try:
+        session.run(mode)
+    except KitbuildError as error:
+        traceback.print_exc()
+        failure = error
+    except Exception as error:  # noqa: BLE001 - the one place where a bug becomes a message
+        traceback.print_exc()
+        text = f"unexpected {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        failure = KitbuildError(text, hint="please report it, with logs/guest.log")
+    try:
+        session.close(failure)
+    except OSError as error:
+        traceback.print_exc()
+        failure = failure or RunError(f"the run cannot be recorded: {error}", hint="free space for the run directory")
+    if failure is not None:
+        return report(terminal, failure)
+    total = session.seconds["total"]
+    terminal.say(f"done: {session.steps_done} steps in {total:.1f} s" if mode == "train" else f"{mode}: every kernel is right")
+    return 0
+
+
+def report(terminal: record.Terminal, error: KitbuildError) -> int:
+    """One line for the user, one for each problem, and the exit code."""
+    terminal.say(f"error: {error.message}" + (f" (hint: {error.hint})" if error.hint else ""))
+    for problem in error.problems[:20]:
+        terminal.say(f"  {problem.file or problem.key or ''}: {problem.message}")
+    return error.exit_code
+
+
+def info(config: Config) -> dict[str, Any]:
+    """What this image holds, without importing any of it."""
+    return {
+        "name": config.name,
+        "kitbuild": __version__,
+        "target": config.raw["target"],
+        "lock_sha256": config.lock_sha256,
+        "content_sha256": config.raw["content_sha256"],
+        "attention": config.attention,
+        "kernels": [str(kernel) for kernel in config.kernels],
+        "threads": config.launch.threads_per_process,
+        "processes": config.launch.world_size,
+    }
+
+
+def dispatch(arguments: argparse.Namespace, terminal: record.Terminal, started: float) -> int:
+    """One verb."""
+    config = Config.read(os.environ)
+    match arguments.verb:
+        case "train" | "selftest":
+            return train(config, terminal, started, arguments.verb)
+        case "verify":
+            verification = Verification(config, dict(os.environ))
+            verification.wait()
+            terminal.say(f"verify: {verification.files} files are the locked ones")
+        case "preflight":
+            problems = list(determinism.refusals(config))
+            for line in [*preflight.check(config, os.environ), *(str(problem) for problem in problems)]:
+                terminal.say(line)
+            determinism.refuse(config)
+            terminal.say("preflight: nothing stands in the way")
+        case "launch":
+            sys.stdout.write(launch.command(config) + "\n")
+        case _:
+            sys.stdout.write(json.dumps(info(config), indent=1) + "\n")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, run, and turn an error into its exit code."""
+    started = time.time()
+    if os.environ.get(HASH_SEED) != "0":
+        # The order of sets is fixed when Python starts, so it has to start again.
+        given = list(sys.argv[1:] if argv is None else argv)
+        os.execve(sys.executable, [sys.executable, "-m", "kitbuild.guest", *given], {**os.environ, HASH_SEED: "0"})  # noqa: S606 - the same program
+    parser = argparse.ArgumentParser(prog="kit", description="Train what this image was locked for.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for name, text in (
+        ("train", "verify, then train, then record in /out"),
+        ("verify", "compare every byte with the lock"),
+        ("preflight", "what would stop a run here"),
+        ("selftest", "each kernel, forward and backward, against fp32"),
+        ("info", "what this image holds"),
+    ):
+        verbs.add_parser(name, help=text, description=text)
+    verb = verbs.add_parser("launch", help="the equal accelerate line")
+    verb.add_argument("--print", action="store_true", required=True, help="print it")
+    terminal = record.Terminal()
+    try:
+        return dispatch(parser.parse_args(argv), terminal, started)
+    except KitbuildError as error:
+        return report(terminal, error)
+
+
+__all__ = ["Problem", "main"]

@@ -1,0 +1,193 @@
+"""Phase 5: workers through the torchrun API, with Accelerate's environment. One path for one process and for many.
+
+The libraries are imported once, here, and workers are forked from that: nothing is imported twice, and a second
+rank costs no second import. CUDA is not started before the fork (PYTORCH_NVML_BASED_CUDA_CHECK); asserted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from kitbuild.errors import KitbuildError, RunError, StoppedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kitbuild.guest.config import Config
+
+PR_SET_PDEATHSIG = 1
+SHUTDOWN_SECONDS = 15
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def mixed_precision(config: Config) -> str:
+    """What Accelerate is told; weights in bfloat16 train under bfloat16 autocast, as TRL does."""
+    return "bf16" if config.recipe["model"]["dtype"] == "bfloat16" else "no"
+
+
+def accelerate_environment(config: Config) -> dict[str, str]:
+    """What `accelerate launch` would set for the line that `command` shows."""
+    wanted = {"ACCELERATE_MIXED_PRECISION": mixed_precision(config), "ACCELERATE_DYNAMO_BACKEND": "no"}
+    return wanted if config.cuda else {**wanted, "ACCELERATE_USE_CPU": "true"}
+
+
+def command(config: Config) -> str:
+    """The equal `accelerate launch` line."""
+    launch = config.launch
+    parts = ["accelerate", "launch", "--num_machines", launch.nodes, "--num_processes", launch.world_size]
+    parts += ["--num_cpu_threads_per_process", launch.threads_per_process]
+    parts += ["--mixed_precision", mixed_precision(config), "--dynamo_backend", "no"]
+    parts += [] if config.cuda else ["--cpu"]
+    parts += ["--multi_gpu"] if config.cuda and launch.world_size > 1 and launch.strategy == "ddp" else []
+    if launch.strategy == "deepspeed":
+        parts += ["--use_deepspeed", "--zero_stage", launch.zero_stage or 2]
+    if launch.strategy == "fsdp":
+        parts += ["--use_fsdp", "--fsdp_version", 2]
+    if launch.nodes > 1:
+        parts += ["--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "$MASTER_PORT"]
+    return " ".join(str(part) if str(part).startswith("$") else shlex.quote(str(part)) for part in [*parts, "-m", "kitbuild.guest", "worker"])
+
+
+class Stop:
+    """A request to stop, made by a signal to any of the processes; workers look at each step boundary."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._marker = scratch / "stop"
+        self._seen, self._owner = False, 0
+
+    def listen(self) -> None:
+        """Take the signals; nothing is interrupted."""
+        self._owner = os.getpid()
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._request)
+
+    def _request(self, number: int, _frame: object) -> None:
+        if os.getpid() != self._owner:  # A helper that was forked and is told to end.
+            os._exit(1)
+        self._seen = True
+        try:
+            self._marker.write_text(signal.Signals(number).name)
+        except OSError:
+            return
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop now."""
+        self._seen = self._seen or self._marker.exists()
+        return self._seen
+
+    def check(self, phase: str) -> None:
+        """Stop here, where nothing needs to be kept."""
+        if self.requested:
+            raise StoppedError(f"stopped in phase {phase}, before the first step", hint="start it again; nothing was trained")
+
+
+def import_libraries() -> None:
+    """All that a worker needs, once."""
+    import accelerate  # noqa: F401
+    import datasets  # noqa: F401
+    import kernels  # noqa: F401
+    import peft  # noqa: F401
+    import torch  # noqa: F401
+    import torch.distributed.launcher.api  # noqa: F401
+    import transformers  # noqa: F401
+    import trl  # noqa: F401
+    from torch.distributed.elastic.multiprocessing import errors  # noqa: F401
+    from transformers.integrations import flash_attention, hub_kernels, sdpa_attention  # noqa: F401
+    from trl import SFTConfig, SFTTrainer  # noqa: F401
+
+    from kitbuild.guest import train  # noqa: F401
+
+
+def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dict[str, Any]]:
+    """Start the workers of this node and wait for them; return what each left, or raise what went wrong first."""
+    import torch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if torch.cuda.is_initialized():
+        raise RunError("CUDA was started by an import, before the workers were", hint="report this with the package list")
+    launch, scratch = config.launch, config.places.scratch
+    logs = scratch / "elastic"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    os.environ.update(accelerate_environment(config))
+    # Ours are the signals that mean stop; the agent would kill the workers.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    wanted = {
+        "min_nodes": launch.nodes,
+        "max_nodes": launch.nodes,
+        "nproc_per_node": launch.processes_per_node,
+        "run_id": "kit",
+        "max_restarts": 0,
+        "start_method": "fork",
+        "monitor_interval": 0.05,
+        "logs_specs": DefaultLogsSpecs(log_dir=str(logs)),
+        "signals_to_handle": "SIGQUIT",
+        "shutdown_timeout": SHUTDOWN_SECONDS,
+        **_rendezvous(config),
+    }
+    known = {field.name for field in fields(LaunchConfig)}
+    stop.listen()
+    try:
+        elastic_launch(LaunchConfig(**{key: value for key, value in wanted.items() if key in known}), worker)()
+    except ChildFailedError as error:
+        raise first_error(scratch, {rank: item.exitcode for rank, item in error.failures.items()}, stop) from error
+    results = {int(path.stem.split("-")[1]): json.loads(path.read_bytes()) for path in scratch.glob("result-*.json")}
+    if len(results) != launch.processes_per_node:
+        raise first_error(scratch, {}, stop)
+    return results
+
+
+def _rendezvous(config: Config) -> dict[str, Any]:
+    if config.launch.nodes == 1:
+        return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
+    environ = os.environ
+    return {
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}",
+        "rdzv_configs": {"rank": int(environ["NODE_RANK"])},
+    }
+
+
+def first_error(scratch: Path, exit_codes: dict[int, int], stop: Stop) -> KitbuildError:
+    """The error that came first: what a worker wrote, else how it died."""
+    told = [json.loads(path.read_bytes()) for path in scratch.glob("error-*.json")]
+    if told:
+        return revive(min(told, key=lambda item: item["time"]))
+    for rank, code in sorted(exit_codes.items()):
+        if code == -signal.SIGKILL:
+            text = f"worker {rank} was killed (SIGKILL): the memory limit, or someone's kill -9"
+            return RunError(text, hint="give the container more memory, or use a smaller batch.micro, then resume")
+        if code < 0 and not stop.requested:
+            return RunError(f"worker {rank} died of {signal.Signals(-code).name}", hint=f"see logs/rank-{rank}.log")
+    if stop.requested:
+        return StoppedError("stopped before the first step", hint="start it again; nothing was trained")
+    return RunError(f"a worker ended without a result (exit codes {exit_codes})", hint="see logs/rank-0.log")
+
+
+def revive(told: dict[str, Any]) -> KitbuildError:
+    """An error of the family, as a worker wrote it down."""
+    classes = {item.code: item for item in _family(KitbuildError)}
+    return classes.get(told["code"], KitbuildError)(told["message"], hint=told["hint"])
+
+
+def _family(parent: type[KitbuildError]) -> list[type[KitbuildError]]:
+    return [parent, *(item for child in parent.__subclasses__() for item in _family(child))]
+
+
+def enter_worker(parent: int) -> None:
+    """No orphan: the kernel kills this process when the one that started it is gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        sys.exit(1)

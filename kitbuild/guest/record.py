@@ -1,0 +1,130 @@
+"""Phase 7: what the run leaves behind. Every file is replaced atomically; the terminal gets short lines only."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+METRIC_FLOATS = ("loss", "grad_norm", "learning_rate", "seconds")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write, sync, rename: a reader sees the old file or the new one."""
+    write_bytes(path, (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str) + "\n").encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Likewise for bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class Terminal:
+    """The user's stderr, kept apart: what libraries print goes to a log."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self._last = 0.0
+
+    def capture(self, log: Path) -> None:
+        """Send stdout and stderr of this process, its libraries and children to `log`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self._descriptor is None:
+            self._descriptor = os.dup(2)
+        target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        os.close(target)
+
+    def say(self, text: str, *, every_seconds: float = 0.0) -> None:
+        """One line for the user."""
+        now = time.monotonic()
+        if every_seconds and now - self._last < every_seconds:
+            return
+        self._last = now
+        try:
+            os.write(2 if self._descriptor is None else self._descriptor, f"kit: {text}\n".encode())
+        except OSError:  # The reader went away; the run goes on.
+            return
+
+
+class Status:
+    """status.json: where the run is, for whoever watches."""
+
+    def __init__(self, out: Path) -> None:
+        self._path = out / "status.json"
+        self._written = 0.0
+
+    def write(self, phase: str, message: str = "", **fields: object) -> None:
+        """Replace it; not synced, since it is of no use after a crash."""
+        empty = dict.fromkeys(("step", "steps", "loss", "tokens_per_second", "seconds_left"))
+        value = {"phase": phase, "message": message, **empty, **fields, "time": time.time()}
+        temporary = self._path.with_name(".status.json")
+        try:
+            temporary.write_text(json.dumps(value))
+            temporary.replace(self._path)
+        except OSError:  # A full disk is told by what matters, not by this.
+            return
+        self._written = time.monotonic()
+
+    def due(self, seconds: float = 0.5) -> bool:
+        """Whether the last write is old enough."""
+        return time.monotonic() - self._written >= seconds
+
+
+class Metrics:
+    """metrics.jsonl: one line per optimizer step, floats exact."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+
+    def resume(self, step: int) -> None:
+        """Keep what was recorded up to a checkpoint's step."""
+        held = read_metrics(self.path)
+        self.lines = [line for line in held if line["step"] <= step]
+        self._rewrite()
+
+    def start(self) -> None:
+        """An empty file."""
+        self.lines = []
+        self._rewrite()
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a step; flushed, so that a watcher sees it."""
+        exact = {key: float(value).hex() if key in METRIC_FLOATS else value for key, value in line.items()}
+        self.lines.append(exact)
+        with self.path.open("a") as file:
+            file.write(json.dumps(exact) + "\n")
+
+    def sync(self) -> None:
+        """Make what was written last."""
+        with self.path.open("a") as file:
+            os.fsync(file.fileno())
+
+    def _rewrite(self) -> None:
+        write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines; a line cut off by a crash is left out."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines

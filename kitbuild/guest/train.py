@@ -1,0 +1,373 @@
+"""Phase 6: one rank. Model, data, trainer from the lock; what is loaded and used is compared with it; then it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from trl import SFTConfig
+
+from kitbuild.errors import KitbuildError, RecipeError, RunError, VerificationError
+from kitbuild.guest import data, determinism, kernels, launch, manifest, record, selftest
+from kitbuild.guest.evaluate import Evaluation
+from kitbuild.guest.trainer import KitTrainer, Recorder, last_checkpoint
+
+if TYPE_CHECKING:
+    from kitbuild.guest.config import Config
+
+DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE")
+STRATEGY_TYPES = {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}
+
+
+class Worker:
+    """What a rank carries from phase to phase."""
+
+    def __init__(self, config: Config, terminal: record.Terminal, stop: launch.Stop, started: float, mode: str) -> None:
+        self.config, self.terminal, self.stop, self.mode, self.started = config, terminal, stop, mode, started
+        self.parent = os.getpid()
+        self.rank = 0
+        self.calls: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
+        self.status = record.Status(config.places.out)
+
+    def run(self) -> None:
+        """A rank's whole life; leaves a result or an error for the process that started it."""
+        launch.enter_worker(self.parent)
+        self.stop.listen()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.rank = int(os.environ["RANK"])
+        places = self.config.places
+        self.terminal.capture(places.out / "logs" / f"rank-{self.rank}.log")
+        try:
+            result = self.work()
+        except Exception as error:
+            traceback.print_exc()
+            known = classify(error)
+            told = {"code": known.code, "message": known.message, "hint": known.hint, "time": time.time()}
+            record.write_json(places.scratch / f"error-{self.rank}.json", told)
+            sys.exit(1)
+        record.write_json(places.scratch / f"result-{self.rank}.json", result)
+
+    def phase(self, name: str, message: str) -> None:
+        """Say where the run is."""
+        self.stop.check(name)
+        if self.rank == 0:
+            self.status.write(name, message)
+            self.terminal.say(f"{name}: {message}")
+
+    def work(self) -> dict[str, Any]:
+        """Set-up, training, record, in this order."""
+        config = self.config
+        if config.launch.world_size == 1:
+            # As without a launcher: no process group, no DistributedDataParallel around the model.
+            for name in DISTRIBUTED:
+                os.environ.pop(name, None)
+        elif config.cuda:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        determinism.apply_flags(config)
+        transformers.set_seed(config.seed)
+        clock = time.perf_counter()
+        tokenizer, model, replaced = self.load()
+        self.seconds["load"] = time.perf_counter() - clock
+        if self.mode == "selftest":
+            return {"kernels": [str(kernel) for kernel in config.kernels]}
+        clock = time.perf_counter()
+        self.phase("load", "data and trainer")
+        trainer = self.trainer(tokenizer, model)
+        self.seconds["data"] = time.perf_counter() - clock
+        proven = self.proven(trainer)
+        determinism.check(config, when="while the trainer was set up")
+        kernels.compare(config, None)
+        return self.train(trainer, tokenizer, proven, replaced)
+
+    def load(self) -> tuple[Any, Any, Any]:
+        """Tokenizer and model on locked kernels, each kernel tested in the model's own shape."""
+        config, places = self.config, self.config.places
+        self.phase("load", f"model, attention {config.attention} (recipe)")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(config.tokenizer_folder, local_files_only=True)
+        template = places.inputs / "chat_template.jinja"
+        if template.exists():
+            tokenizer.chat_template = template.read_text()
+        dtype = getattr(torch, config.recipe["model"]["dtype"])
+        module = kernels.load_attention(config, self.calls)
+        if config.has_weights:
+            settings = transformers.AutoConfig.from_pretrained(places.inputs / "model", local_files_only=True)
+        else:
+            given = dict(config.raw["model"]["config"])
+            settings = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+        if module is not None:
+            selftest.attention(config, module, shape(settings))
+        chosen: dict[str, Any] = {"attn_implementation": config.attention, "dtype": dtype}
+        with torch.device("cuda") if config.cuda and not config.has_weights else torch.device("cpu"):
+            if config.has_weights:
+                model = transformers.AutoModelForCausalLM.from_pretrained(places.inputs / "model", local_files_only=True, **chosen)
+            else:
+                model = transformers.AutoModelForCausalLM.from_config(settings, **chosen)
+        if config.cuda:
+            model = model.to("cuda")
+        model.train()
+        replaced = kernels.kernelize_layers(model, config, self.calls)
+        selftest.layers(config, replaced)
+        return tokenizer, model, replaced
+
+    def trainer(self, tokenizer: Any, model: Any) -> KitTrainer:
+        """The trainer from the lock's values, and those of ours that follow from it."""
+        config = self.config
+        args = SFTConfig(**arguments(config))
+        check_defaults(config)
+        peft = None
+        if config.recipe.get("lora"):
+            from peft import LoraConfig
+
+            peft = LoraConfig(task_type="CAUSAL_LM", **config.recipe["lora"])
+        held = {"world_size": config.launch.world_size, "content_sha256": config.raw["content_sha256"], "evaluate_before": None}
+        recorder = Recorder(
+            metrics=record.Metrics(config.places.out / "metrics.jsonl"),
+            stop=self.stop, progress=self.progress, kept=held, first=self.rank == 0, started=self.started,
+        )  # fmt: skip
+        trainer = KitTrainer(
+            recorder=recorder, tracked=bool(config.recipe.get("track")), model=model, args=args,
+            train_dataset=data.training_rows(config), processing_class=tokenizer, peft_config=peft,
+        )  # fmt: skip
+        if config.recipe.get("liger") and not kernels.liger_patched(trainer.model):
+            raise RunError("Liger is in the recipe and nothing of it is in the model", hint="this model has no Liger patch; set liger: false")
+        return trainer
+
+    def proven(self, trainer: KitTrainer) -> dict[str, Any]:
+        """What the rank really runs as; asked for and silently not done is an error."""
+        accelerator = trainer.accelerator
+        kind = str(accelerator.distributed_type).rpartition(".")[2]
+        config = self.config
+        wanted = STRATEGY_TYPES.get(config.launch.strategy)
+        if (wanted and kind != wanted) or accelerator.num_processes != config.launch.world_size:
+            asked = f"{config.launch.strategy} on {config.launch.world_size} processes"
+            raise RunError(f"{asked} was asked for, {kind} on {accelerator.num_processes} was set up", hint="use launch.strategy: ddp")
+        used = trainer.model.config._attn_implementation  # noqa: SLF001 - no public name
+        if used != config.attention:
+            raise RunError(f"attention is {used}, the lock says {config.attention}", hint="lock again; report it if it stays")
+        return {"rank": self.rank, "distributed_type": kind, "device": str(accelerator.device), "threads": torch.get_num_threads()}
+
+    def train(self, trainer: KitTrainer, tokenizer: Any, proven: dict[str, Any], replaced: Any) -> dict[str, Any]:
+        """Evaluate, train, compare, save, evaluate."""
+        config, recorder = self.config, trainer.recorder
+        evaluation = Evaluation(config, trainer, tokenizer, self.say) if config.evaluate else None
+        resumed = self.resumed(recorder)
+        if evaluation and recorder.kept["evaluate_before"] is None:
+            self.phase("evaluate", "before training")
+            recorder.kept["evaluate_before"] = self.timed("evaluate_before", lambda: evaluation.measure("before"))
+        calls_before = Counter(self.calls)
+        self.phase("train", f"{len(trainer.train_dataset)} rows" + (f", from step {recorder.step}" if resumed else ""))
+        recorder.clock = time.perf_counter()
+        self.timed("train", lambda: trainer.train(resume_from_checkpoint=resumed))
+        recorder.flush()
+        used = Counter(self.calls)
+        used.subtract(calls_before)
+        determinism.check(config, when="while training")
+        result = {
+            "stopped": recorder.stopped, "steps_done": recorder.step, "steps": trainer.state.max_steps,
+            "calls": dict(used), "proven": proven, "seconds": self.seconds,
+            "evaluate": {"metric": "exact_match", "before": recorder.kept["evaluate_before"], "after": None} if evaluation else None,
+        }  # fmt: skip
+        self.seconds["first_step"] = recorder.first_step_seconds or 0.0
+        if self.rank == 0:
+            result |= self.facts(trainer, replaced)
+        kernels.compare(config, used if recorder.step > trainer._initial_global_step else None)  # noqa: SLF001 - set by train()
+        if recorder.stopped:
+            return result
+        if evaluation:
+            self.status.write("evaluate", "after training")
+            result["evaluate"]["after"] = self.timed("evaluate_after", lambda: evaluation.measure("after"))
+        self.timed("save", lambda: self.save(trainer, tokenizer))
+        if self.rank == 0:
+            result["weights"] = manifest.weights(config.places.out / "model")
+        return result
+
+    def resumed(self, recorder: Recorder) -> str | None:
+        """The checkpoint to continue from; metrics are cut back to its step."""
+        config = self.config
+        found = last_checkpoint(config.places.checkpoints) if config.resume else None
+        if found is None:
+            if config.resume:
+                raise RunError("there is no whole checkpoint to resume from", hint="start it again without --resume")
+            if recorder.first:
+                recorder.metrics.start()
+            return None
+        folder, mark = found
+        for name in ("world_size", "content_sha256"):
+            if mark[name] != recorder.kept[name]:
+                raise RunError(f"the checkpoint has {name} {mark[name]}, the lock {recorder.kept[name]}", hint="resume with the run's own lock")
+        recorder.kept["evaluate_before"] = mark["evaluate_before"]
+        recorder.step = mark["step"]
+        if recorder.first:
+            recorder.metrics.resume(recorder.step)
+        return str(folder)
+
+    def facts(self, trainer: KitTrainer, replaced: Any) -> dict[str, Any]:
+        """What only a worker can tell the archive."""
+        config = self.config
+        liger = config.recipe.get("liger")
+        return {
+            "device": manifest.device(config),
+            "build": manifest.build(),
+            "arguments": resolved(trainer.args),
+            "attention": {"requested": (config.recipe.get("kernels") or {}).get("attention", "sdpa"), "used": trainer.model.config._attn_implementation},  # noqa: SLF001
+            "liger": {"options": liger, "patched": kernels.liger_patched(trainer.model)} if liger else None,
+            "layers": sorted({type(module).__name__ for module, _, _ in replaced}),
+            "rows": len(trainer.train_dataset),
+        }
+
+    def save(self, trainer: KitTrainer, tokenizer: Any) -> None:
+        """Full weights as safetensors; an adapter is kept beside the merged model."""
+        folder, config = self.config.places.out / "model", self.config
+        self.status.write("record", "saving the model")
+        if config.launch.strategy != "ddp":
+            trainer.save_model(str(folder))
+        elif self.rank == 0:
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            if config.recipe.get("lora"):
+                model.save_pretrained(str(config.places.out / "adapter"))
+                model = model.merge_and_unload()
+            # The kernel is named in the archive; a model folder must load where the kernel is not.
+            model.config._attn_implementation_internal = None  # noqa: SLF001
+            model.save_pretrained(str(folder))
+            tokenizer.save_pretrained(str(folder))
+
+    def timed(self, name: str, work: Any) -> Any:
+        """Do it and keep how long it took."""
+        clock = time.perf_counter()
+        value = work()
+        self.seconds[name] = time.perf_counter() - clock
+        return value
+
+    def say(self, text: str) -> None:
+        """One line from the first rank; a place to stop before training."""
+        if self.rank == 0:
+            self.terminal.say(text, every_seconds=5)
+
+    def progress(self, line: dict[str, Any], steps: int) -> None:
+        """status.json and the terminal, after a step was written."""
+        seconds = max(line["seconds"], 1e-9)
+        left = (steps - line["step"]) * seconds
+        speed = line["tokens"] / seconds
+        final = line["step"] >= steps
+        if self.status.due() or final:
+            self.status.write("train", step=line["step"], steps=steps, loss=line["loss"], tokens_per_second=speed, seconds_left=left)
+        every = 0.0 if final or line["step"] == 1 else 5.0
+        self.terminal.say(f"step {line['step']}/{steps} loss {line['loss']:.4f} {speed:,.0f} tokens/s, {left:.0f} s left", every_seconds=every)
+
+
+def shape(settings: Any) -> dict[str, int]:
+    """Heads and width of the model's attention."""
+    text = settings.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return {"heads": heads, "kv_heads": getattr(text, "num_key_value_heads", None) or heads, "head_dim": width}
+
+
+def arguments(config: Config) -> dict[str, Any]:
+    """SFTConfig's arguments: ours, the lock's over them, then what depends on this machine's places."""
+    known = {item.name for item in dataclasses.fields(SFTConfig)}
+    tracked, dtype = list(config.recipe.get("track") or ()), config.recipe["model"]["dtype"]
+    ours: dict[str, Any] = {
+        "per_device_train_batch_size": config.micro,
+        "gradient_accumulation_steps": config.accumulation,
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "dataset_num_proc": None,
+        "report_to": tracked or "none",
+        "logging_strategy": "steps" if tracked else "no",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "save_only_model": False,
+        "ignore_data_skip": False,
+        "bf16": dtype == "bfloat16",
+        "fp16": False,
+        "tf32": None,
+    }
+    liger = config.recipe.get("liger")
+    if liger:
+        ours |= {"use_liger_kernel": True, "liger_kernel_config": dict(liger)}
+    locked = config.raw["defaults"]["arguments"]
+    given = {name: item["value"] for name, item in locked.items() if item["origin"] != "library" and name in known}
+    fixed: dict[str, Any] = {
+        "output_dir": str(config.places.checkpoints),
+        "use_cpu": not config.cuda,
+        "dataloader_pin_memory": config.cuda,
+        "ddp_find_unused_parameters": False,
+        **({"ddp_backend": "gloo"} if not config.cuda and config.launch.world_size > 1 else {}),
+        **_strategy(config),
+    }
+    return {**ours, **config.train, **given, **fixed}
+
+
+def _strategy(config: Config) -> dict[str, Any]:
+    launch_ = config.launch
+    if launch_.strategy == "deepspeed":
+        zero = {"stage": launch_.zero_stage or 2, "overlap_comm": False}
+        if zero["stage"] == 3:  # noqa: PLR2004 - ZeRO's name
+            zero["stage3_gather_16bit_weights_on_model_save"] = True
+        batch = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}
+        return {"deepspeed": {"zero_optimization": zero, "bf16": {"enabled": "auto"}, **batch}}
+    if launch_.strategy == "fsdp":
+        return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}}
+    return {}
+
+
+def check_defaults(config: Config) -> None:
+    """The declared defaults in force against the lock's (exit 7): another library would train otherwise."""
+    declared = config.raw["defaults"]["declared"].get("trl.SFTConfig")
+    if not declared or not config.locked:
+        return
+    allowed = set(config.raw["defaults"]["device_dependent"])
+    wrong = []
+    for item in dataclasses.fields(SFTConfig):
+        if item.name not in declared or item.name in allowed or item.default is dataclasses.MISSING:
+            continue
+        here, there = plain(item.default), declared[item.name]
+        # Where the lock holds source text, the value is not a literal and cannot be compared.
+        if here != there and not (isinstance(there, str) and not isinstance(item.default, str)):
+            wrong.append(f"{item.name} defaults to {here!r}, the lock says {there!r}")
+    if wrong:
+        raise VerificationError(f"the trainer's defaults are not the locked ones: {'; '.join(wrong)}", hint="build the image again")
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, Enum):
+        return plain(value.value)
+    return json.loads(json.dumps(value, default=str))
+
+
+def resolved(args: SFTConfig) -> dict[str, Any]:
+    """Every argument in force, less this machine's places."""
+    held = plain(args.to_dict())
+    return {name: value for name, value in sorted(held.items()) if name not in ("output_dir", "logging_dir", "run_name")}
+
+
+def classify(error: BaseException) -> KitbuildError:
+    """A library's error as one of ours: a fact, and what to do."""
+    if isinstance(error, KitbuildError):
+        return error
+    text = str(error)
+    first = text.strip().splitlines()[0][:500] if text.strip() else type(error).__name__
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in text
+    if out_of_memory or "CUDA out of memory" in text:
+        return RunError(f"out of memory: {first}", hint="lower batch.micro or train.max_length, or use gradient_checkpointing")
+    if "deterministic" in text and isinstance(error, RuntimeError):
+        return RecipeError(f"determinism: strict cannot be kept: {first}", hint="another attention or layer, or determinism: record")
+    if isinstance(error, OSError) and error.errno == 28:  # noqa: PLR2004 - ENOSPC
+        return RunError("no space left on the device while training", hint="free space for the run directory, then resume")
+    return RunError(f"training failed: {type(error).__name__}: {first}", hint="the traceback is in logs/rank-0.log of the run directory")

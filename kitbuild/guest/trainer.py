@@ -1,0 +1,170 @@
+"""TRL's SFTTrainer, with each step's exact values taken from where they are made.
+
+Values stay on the device and are read one step late, so that recording makes no extra synchronisation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Trainer
+from trl import SFTTrainer
+
+from kitbuild.guest import record
+from kitbuild.guest.data import KEY, Recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kitbuild.guest.launch import Stop
+
+MARK = "kit.json"
+RECORD_BYTES = 40  # sha256 and a token count
+
+
+@dataclass(kw_only=True)
+class Recorder:
+    """Collects what a step is made of; the first rank writes it."""
+
+    metrics: record.Metrics
+    stop: Stop
+    progress: Callable[[dict[str, Any], int], None]
+    kept: dict[str, Any]
+    first: bool
+    started: float
+    batches: list[bytes] = field(default_factory=list)
+    losses: list[Any] = field(default_factory=list)
+    pending: dict[str, Any] | None = None
+    step: int = 0
+    steps: int = 0
+    stopping: bool = False
+    stopped: bool = False
+    first_step_seconds: float | None = None
+    clock: float = 0.0
+
+    def end_step(self, trainer: Any, grad_norm: Any, learning_rate: float) -> None:
+        """Take the values of the step that just ended, still on the device; write those of the one before."""
+        accelerator = trainer.accelerator
+        world, device = accelerator.num_processes, accelerator.device
+        losses = torch.stack(self.losses).float() / world
+        held = torch.frombuffer(bytearray(b"".join(self.batches) + bytes([self.stop.requested])), dtype=torch.uint8)
+        if world > 1:
+            losses = accelerator.gather(losses[None])
+            held = accelerator.gather(held.to(device)[None])
+        now = time.perf_counter()
+        taken = {
+            "step": trainer.state.global_step,
+            "losses": losses,
+            "held": held,
+            "grad_norm": grad_norm.detach() if isinstance(grad_norm, torch.Tensor) else grad_norm,
+            "learning_rate": learning_rate,
+            "seconds": now - self.clock,
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        self.batches, self.losses, self.clock = [], [], now
+        self.step, self.steps = trainer.state.global_step, trainer.state.max_steps
+        self.flush()
+        self.pending = taken
+        if world == 1:
+            self.stopping = self.stop.requested
+        if self.first_step_seconds is None:
+            self.flush()
+            self.first_step_seconds = time.time() - self.started
+
+    def flush(self) -> None:
+        """Read the values taken last and write their line."""
+        if self.pending is None:
+            return
+        taken, self.pending = self.pending, None
+        losses, held = taken.pop("losses").cpu(), taken.pop("held").cpu()
+        rows = held.reshape(-1, held.shape[-1])
+        # All ranks see the same flags of the same step, and so stop at the same one.
+        self.stopping = self.stopping or bool(rows[:, -1].any())
+        # Micro-batch k of the step is batch k // world of rank k % world.
+        order = rows[:, :-1].reshape(rows.shape[0], -1, RECORD_BYTES).transpose(0, 1).reshape(-1, RECORD_BYTES)
+        total = torch.zeros((), dtype=torch.float32)
+        for value in losses.reshape(rows.shape[0], -1).T.reshape(-1):
+            total = total + value
+        records = [bytes(row.tolist()) for row in order]
+        digest = hashlib.sha256(b"".join(item[:32] for item in records)).hexdigest()
+        tokens = sum(int.from_bytes(item[32:], "little") for item in records)
+        line = {**taken, "loss": total.item(), "grad_norm": float(taken["grad_norm"]), "tokens": tokens, "batch_sha256": digest}
+        if self.first:
+            names = ("step", "loss", "grad_norm", "learning_rate", "tokens", "batch_sha256", "seconds", "peak_memory_bytes")
+            self.metrics.append({name: line[name] for name in names})
+            self.progress(line, self.steps)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process's tensors took: on the GPU, or of the whole process on a CPU."""
+    if torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class KitTrainer(SFTTrainer):  # type: ignore[misc]
+    """Records, and stops at a step boundary; trains exactly as SFTTrainer does."""
+
+    def __init__(self, *, recorder: Recorder, tracked: bool, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.recorder, self.tracked = recorder, tracked
+        self.data_collator = Recorded(self.data_collator)
+
+    def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:
+        """Take the batches' digests off them."""
+        batches, count = super().get_batch_samples(*arguments, **named)
+        self.recorder.batches += [batch.pop(KEY) for batch in batches]
+        return batches, count
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:  # noqa: FBT001, FBT002 - TRL's signature
+        """TRL's loss, without the statistics that it takes off the device for its log in each micro-batch."""
+        if self.tracked or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs["use_cache"] = False
+        if self.aux_loss_enabled:
+            inputs["output_router_logits"] = True
+        if self.args.use_liger_kernel:
+            inputs["skip_logits"] = True
+            inputs["use_token_scaling"] = self.args.loss_type == "dft"
+        return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+
+    def training_step(self, *arguments: Any, **named: Any) -> Any:
+        """Keep the loss that was differentiated."""
+        loss = super().training_step(*arguments, **named)
+        self.recorder.losses.append(loss)
+        return loss
+
+    def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, *arguments: Any, **named: Any) -> None:
+        recorder = self.recorder
+        if self.state.global_step > recorder.step:
+            rate = named.get("learning_rate")
+            recorder.end_step(self, grad_norm, self._get_learning_rate() if rate is None else rate)
+            if recorder.stopping and self.state.global_step < self.state.max_steps:
+                recorder.stopped = self.control.should_training_stop = self.control.should_save = True
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *arguments, **named)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.recorder.flush()
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.recorder.first:
+            self.recorder.metrics.sync()
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            record.write_json(folder / MARK, {"step": self.state.global_step, **self.recorder.kept})
+
+    def create_model_card(self, *_arguments: Any, **_named: Any) -> None:
+        """No card: the archive says more, and says the same each time."""
+
+
+def last_checkpoint(checkpoints: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that was written to its end."""
+    marks = [path for path in checkpoints.glob(f"checkpoint-*/{MARK}")]
+    held = [(path.parent, json.loads(path.read_bytes())) for path in marks]
+    return max(held, key=lambda item: item[1]["step"]) if held else None
