@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kitbuild.base import find
+from kitbuild.base.find import ensure
 from kitbuild.errors import ResolveError
 from kitbuild.lock.hub import Hub, HubFile
 from kitbuild.lock.wheels import locate_wheels
@@ -50,7 +50,7 @@ def fetch_locked(
                 hint="put the file back, or take it from a bundle: kitbuild fetch RECIPE --from BUNDLE",
             )
     if base:
-        find.ensure(lock.base, store=store, environ=environ, client=client, progress=progress)
+        ensure(lock.base, store=store, environ=environ, client_factory=client, progress=progress)
 
 
 def trees(lock: Lock) -> Iterator[tuple[str, RepoType, LockedTree]]:

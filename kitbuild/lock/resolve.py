@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.base import find
+from kitbuild.base.find import find
 from kitbuild.base.targets import load_target
 from kitbuild.lock.arguments import resolve_arguments
 from kitbuild.lock.defaults import read_defaults
@@ -79,12 +79,12 @@ def resolve(
     pins = pins_of(previous if same_target else None, update)
     refuse_advisories(recipe, versions=tested_versions(recipe, target), model_config=recipe.model.config)
 
-    base = find.find(
+    base = find(
         recipe.image.base,
-        target=target,
+        target=target.target,
         store=store,
         environ=environ,
-        client=client,
+        client_factory=client,
         progress=progress,
         digest=pins.base,
     )
