@@ -13,21 +13,20 @@ _PACKAGE = Path(__file__).parent
 
 
 @cache
-def guest_files() -> tuple[tuple[str, Path], ...]:
-    """`(path below site-packages, file)` of each, sorted."""
+def guest_files() -> tuple[tuple[str, bytes], ...]:
+    """`(path below site-packages, content)` of each, sorted; read once, so that digest and copies agree."""
     found = {f"kitbuild/{name}": _PACKAGE / name for name in ("__init__.py", "errors.py")}
     for path in (_PACKAGE / "guest").rglob("*"):
         relative = path.relative_to(_PACKAGE)
         if path.is_file() and "__pycache__" not in relative.parts and path.suffix != ".pyc":
             found[f"kitbuild/{relative.as_posix()}"] = path
-    return tuple(sorted(found.items()))
+    return tuple((name, path.read_bytes()) for name, path in sorted(found.items()))
 
 
 @cache
 def guest_sha256() -> str:
     """Digest of every path and content: another guest is another kitbuild."""
     digest = hashlib.sha256()
-    for name, path in guest_files():
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{content}  {name}\n".encode())
+    for name, content in guest_files():
+        digest.update(f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode())
     return digest.hexdigest()

@@ -17,7 +17,6 @@ from kitbuild.image import wheels
 from kitbuild.image.entries import Entry, Folder, Link, Node, Stored
 from kitbuild.image.kernels import kernel_entries
 from kitbuild.image.pyc import Sources
-from kitbuild.store import sha256_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,12 +100,7 @@ def _guest_part(lock: Lock) -> Part:
 
 def _guest(lock: Lock) -> tuple[tuple[Sources, ...], tuple[Node, ...]]:
     packages = wheels.site_packages(lock.base.python)
-    entries = []
-    for name, path in guest_files():
-        sha256, size = sha256_file(path)
-        entries.append(
-            Entry(path=f"{packages}/{name}", size=size, source=Stored(file=path), owner="kitbuild", sha256=sha256)
-        )
+    entries = [Entry.of(f"{packages}/{name}", content, owner="kitbuild") for name, content in guest_files()]
     return (Sources(key=guest_sha256(), name="kitbuild", entries=tuple(entries)),), _environment(lock)
 
 

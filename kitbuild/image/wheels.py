@@ -83,12 +83,13 @@ class _Source(WheelFile):
     def __init__(self, archive: zipfile.ZipFile, destination: _Plan) -> None:
         super().__init__(archive)
         self._archive = archive
+        self._items = tuple(_checked(archive.infolist()))
         self._destination = destination
 
     def get_contents(self) -> Iterator[WheelContentElement]:
         rows = {row[0]: row for row in parse_record_file(self.read_dist_info("RECORD").splitlines())}
         dropped = {f"{self.dist_info_dir}/{name}" for name in _NOT_INSTALLED}
-        for item in _checked(self._archive.infolist()):
+        for item in self._items:
             if item.is_dir() or item.filename in dropped or "__pycache__" in item.filename.split("/"):
                 continue
             mode = item.external_attr >> 16

@@ -10,8 +10,6 @@ import tarfile
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-import docker
-
 from kitbuild.base import bases
 from kitbuild.base.models import LockedBase
 from kitbuild.base.oci import config_bytes, digest_of, manifest_bytes
@@ -32,9 +30,11 @@ from kitbuild.store import Store
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import docker
+
 RECIPE = b"name: tiny\n"
 COMMIT = "c" * 40
-PYTHON = "%d.%d.%d" % sys.version_info[:3]
+PYTHON = ".".join(str(part) for part in sys.version_info[:3])
 SITE = f"/opt/kit/lib/python{PYTHON.rpartition('.')[0]}/site-packages"
 
 

@@ -57,7 +57,7 @@ def content_of(image: Image) -> dict[str, dict[str, str]]:
 def test_layers_in_order(store: Store) -> None:
     """Layers go from what changes least to what changes most, the lock last."""
     image = build(make_lock(store), store)
-    assert ["base-0", "wheels-torch", "wheels", "guest", "kernels", "lock"] == [layer.name for layer in image.layers]
+    assert [layer.name for layer in image.layers] == ["base-0", "wheels-torch", "wheels", "guest", "kernels", "lock"]
 
 
 def test_config(store: Store) -> None:
@@ -179,7 +179,7 @@ def test_changed_kernel_changes_two_layers(store: Store) -> None:
     before = build(make_lock(store), store)
     after = build(make_lock(store, kernels=(make_kernel(store, source=b"x = 1\n"),)), store)
     changed = [a.name for a, b in zip(after.layers, before.layers, strict=True) if a.digest != b.digest]
-    assert ["kernels", "lock"] == changed
+    assert changed == ["kernels", "lock"]
 
 
 def test_small_wheel_changes_its_own_group(store: Store) -> None:
@@ -190,7 +190,7 @@ def test_small_wheel_changes_its_own_group(store: Store) -> None:
         for code in (b"a = 1\n", b"a = 2\n")
     ]
     changed = [a.name for a, b in zip(*(image.layers for image in images), strict=True) if a.digest != b.digest]
-    assert ["wheels", "lock"] == changed
+    assert changed == ["wheels", "lock"]
 
 
 def test_same_file_in_two_wheels_is_kept_once(store: Store) -> None:
@@ -266,4 +266,4 @@ def test_archive_is_written_whole_or_not_at_all(store: Store, tmp_path: Path) ->
     assert {f"blobs/sha256/{layer.digest[7:]}" for layer in image.layers} < set(names)
     with pytest.raises(ImageError, match="cannot be written"):
         write_oci(image, tmp_path / "missing" / "c.tar")
-    assert ["a.tar", "b.tar", "store"] == sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "b.tar", "store"]

@@ -24,9 +24,9 @@ def test_bytes_are_pinned() -> None:
     out = io.BytesIO()
     advanced: list[float] = []
     written = write_tar(out, nodes, advance=advanced.append)
-    assert "f23c0148ac6d7e0146d3f1f9fa5053309dbd54c6693b9140a86049358e41c84e" == written.sha256
+    assert written.sha256 == "f23c0148ac6d7e0146d3f1f9fa5053309dbd54c6693b9140a86049358e41c84e"
     assert written.size == len(out.getvalue()) == sum(advanced)
-    assert {"/opt/kit/bin/python": "/usr/bin/python3"} == written.links
+    assert written.links == {"/opt/kit/bin/python": "/usr/bin/python3"}
     out.seek(0)
     with tarfile.open(fileobj=out) as archive:
         assert archive.getmember(LONG[1:]).size == 5

@@ -1,0 +1,108 @@
+"""The kernels' cache works offline and read-only with the real `kernels`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kitbuild.errors import ImageError
+from kitbuild.image import kernel_files
+from kitbuild.image.kernels import kernel_entries
+from tests.image.kit import COMMIT, make_kernel, make_lock, new_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kitbuild.store import Store
+
+ROOT = f"kernels--org--tiny/snapshots/{COMMIT}/build/torch-universal"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return new_store(tmp_path / "store")
+
+
+def test_layout(store: Store) -> None:
+    """Files lie in the snapshot of their commit; there is no ref by which an unpinned name could load."""
+    found = {path for path, _file, _kernel in kernel_files(make_lock(store))}
+    assert found == {f"{ROOT}/__init__.py", f"{ROOT}/metadata.json"}
+
+
+def test_kernel_with_two_roles(store: Store) -> None:
+    """A kernel that does attention and a layer is there once."""
+    kernel = make_kernel(store)
+    again = kernel.model_copy(update={"role": "layers", "layers": {"RMSNorm": "org/tiny@v1:Norm"}})
+    entries = kernel_entries(make_lock(store, kernels=(kernel, again)), store)
+    assert [f"/kit/kernels/{ROOT}/__init__.py", f"/kit/kernels/{ROOT}/metadata.json"] == [e.path for e in entries]
+
+
+def test_two_digests_for_one_file(store: Store) -> None:
+    """A lock with two contents for one file of a commit is refused."""
+    kernels = (make_kernel(store), make_kernel(store, source=b"other"))
+    with pytest.raises(ImageError, match=r"the lock has build/torch-universal/__init__\.py twice"):
+        kernel_entries(make_lock(store, kernels=kernels), store)
+
+
+def test_path_that_leads_elsewhere(store: Store) -> None:
+    """A path with `..` is refused."""
+    kernel = make_kernel(store)
+    file = kernel.files[0].model_copy(update={"path": "build/../../x"})
+    with pytest.raises(ImageError, match=r"org/tiny: build/\.\./\.\./x points outside of the repository"):
+        kernel_entries(make_lock(store, kernels=(kernel.model_copy(update={"files": (file,)}),)), store)
+
+
+LOAD = """
+import sys
+from kernels import get_kernel
+module = get_kernel("org/tiny", revision=sys.argv[1], backend="cpu")
+print(module.answer(), module.__file__)
+"""
+
+
+def unpack(store: Store, root: Path) -> None:
+    for path, file, _kernel in kernel_files(make_lock(store)):
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(store.path(file.sha256).read_bytes())
+        target.chmod(0o444)
+    for folder in (*root.rglob("*"), root):
+        if folder.is_dir():
+            folder.chmod(0o555)
+
+
+def get_kernel(root: Path, revision: str) -> subprocess.CompletedProcess[str]:
+    """By the real library, offline, as a user who may write nothing there."""
+    python = os.environ["KITBUILD_TRAIN_PYTHON"]
+    return subprocess.run(
+        [python, "-B", "-W", "ignore", "-c", LOAD, revision],
+        env={"KERNELS_CACHE": str(root), "HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent", "PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.train
+def test_real_library_loads_it(store: Store, tmp_path: Path) -> None:
+    """`kernels.get_kernel` loads the commit offline from a read-only cache, and writes nothing."""
+    root = tmp_path / "cache"
+    unpack(store, root)
+    before = sorted(root.rglob("*"))
+    done = get_kernel(root, COMMIT)
+    assert done.stdout.split() == ["42", f"{root}/{ROOT}/__init__.py"], done.stderr
+    assert sorted(root.rglob("*")) == before
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("revision", ["v1", "main", "d" * 40])
+def test_real_library_loads_nothing_else(store: Store, tmp_path: Path, revision: str) -> None:
+    """A branch or another commit does not load."""
+    root = tmp_path / "cache"
+    unpack(store, root)
+    done = get_kernel(root, revision)
+    assert done.returncode == 1
+    assert "Cannot find a local snapshot for org/tiny" in done.stderr

@@ -1,0 +1,99 @@
+"""The image's files as a directory, for the local engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kitbuild.errors import ImageError
+from kitbuild.image import HostCompiler, materialise
+from kitbuild.progress import Silent
+from tests.image.kit import RECIPE, SITE, locked_wheel, make_kernel, make_lock, make_wheel, new_store
+
+if TYPE_CHECKING:
+    from kitbuild.lock.models import Lock
+    from kitbuild.store import Store
+
+PYTHON = Path(sys.executable).resolve()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return new_store(tmp_path / "store")
+
+
+def make(lock: Lock, store: Store, python: Path = PYTHON) -> Path:
+    return materialise(
+        lock, recipe=RECIPE, python=python, store=store, compiler=HostCompiler(python), progress=Silent()
+    )
+
+
+def test_content_is_what_is_there(store: Store) -> None:
+    """content.json lists each file with its digest, compiled modules too, and each link."""
+    root = make(make_lock(store, bake=("model",)), store)
+    content = json.loads((root / "kit/content.json").read_bytes())
+    for path, sha256 in content["files"].items():
+        assert hashlib.sha256((root / path[1:]).read_bytes()).hexdigest() == sha256
+    for path, target in content["links"].items():
+        assert str((root / path[1:]).readlink()) == target
+    places = [*(root / "kit").rglob("*"), *(root / "opt/kit/").resolve().rglob("*")]
+    kit = (root / "opt/kit").resolve()
+    found = {
+        f"/opt/kit/{place.relative_to(kit)}" if place.is_relative_to(kit) else f"/{place.relative_to(root)}"
+        for place in places
+        if place.is_file() and not place.is_symlink()
+    }
+    assert found - {"/kit/content.json"} == set(content["files"])
+    assert any(path.endswith(".pyc") for path in found)
+    assert not (root / "inputs").exists()
+
+
+def test_interpreter_runs_the_packages(store: Store) -> None:
+    """bin/python is the given Python in a virtual environment that has the wheels and the guest."""
+    root = make(make_lock(store), store)
+    code = "import sys, tool, kitbuild.errors as e; print(sys.prefix, e.__file__)"
+    python = root / "opt/kit/bin/python"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.split() == [f"{root}/opt/kit", f"{root}{SITE}/kitbuild/errors.py"]
+
+
+def test_made_once(store: Store) -> None:
+    """The same lock gives the same directory, untouched; another kernel keeps the environment."""
+    first = make(make_lock(store), store)
+    stamp = first.stat().st_mtime_ns
+    assert make(make_lock(store), store) == first
+    assert first.stat().st_mtime_ns == stamp
+    other = make(make_lock(store, kernels=(make_kernel(store, source=b"x = 1\n"),)), store)
+    assert other != first
+    assert (other / "opt/kit").resolve() == (first / "opt/kit").resolve()
+
+
+def test_nothing_half_made(store: Store) -> None:
+    """A failure leaves no directory behind."""
+    wheels = [make_wheel(name, {"shared.py": name.encode()}) for name in ("aa", "bb")]
+    with pytest.raises(ImageError, match="both bring"):
+        make(make_lock(store, tuple(locked_wheel(store, *wheel) for wheel in wheels)), store)
+    assert not (store.root / "envs").exists()
+    assert list((store.root / "work").iterdir()) == []
+
+
+def test_python_of_another_version(store: Store) -> None:
+    """A Python of another minor version is refused: the wheels are not for it."""
+    lock = make_lock(store)
+    other = lock.model_copy(update={"base": lock.base.model_copy(update={"python": "3.99.1"})})
+    with pytest.raises(ImageError) as caught:
+        make(other, store)
+    minor = ".".join(str(part) for part in sys.version_info[:2])
+    assert caught.value.message == f"{PYTHON} is Python {minor}, the lock's packages are for 3.99"
+
+
+def test_no_python(store: Store) -> None:
+    """What is no Python is refused by name."""
+    with pytest.raises(ImageError, match="/nonexistent/python is not a Python that runs"):
+        make(make_lock(store), store, Path("/nonexistent/python"))
