@@ -1,68 +1,67 @@
 """Step 1: the run manifest as written. Pure data: no file, no network, no library of the trainer.
 
 Every model is closed (an unknown key is an error), frozen and keyword-only; sequences are tuples.
-Cross-field rules live with the model that owns both fields.
+A rule between fields of one model lives here with it; rules between models are listed in `rules.py`.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
-Repo = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
-Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
-Scalar = bool | int | float | str | None
-BUILT_IN_ATTENTION = ("sdpa", "eager", "flex_attention")
-WHEEL_ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
-_KERNEL = re.compile(
-    r"^(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?(?::(?P<member>[A-Za-z_]\w*))?$"
+from kitbuild.recipe.kinds import (
+    Closed,
+    ExactVersion,
+    GpuArch,
+    KernelReference,
+    LayerName,
+    Name,
+    PackageName,
+    RefusedError,
+    Repo,
+    Revision,
+    Text,
+    attention_kernel,
+    layer_kernel,
+    power_of_two,
 )
 
-
-class Closed(BaseModel):
-    """The base of every model: closed, frozen, strict about types."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
-
-
-class KernelReference(Closed):
-    """`org/repo[@revision][:member]`, as transformers' `attn_implementation` takes it."""
-
-    repo: str
-    revision: str | None = None
-    member: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Split a reference; `ValueError` says what is wrong with it."""
-        match = _KERNEL.match(text)
-        if match is None:
-            raise ValueError(f"{text!r} is not org/repo[@revision][:name]")
-        return cls(**match.groupdict())
-
-    def __str__(self) -> str:
-        revision = f"@{self.revision}" if self.revision else ""
-        return self.repo + revision + (f":{self.member}" if self.member else "")
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Determinism",
+    "Evaluate",
+    "Image",
+    "KernelReference",
+    "Kernels",
+    "Launch",
+    "Liger",
+    "Located",
+    "Model",
+    "Policy",
+    "Recipe",
+    "Tokenizer",
+]
 
 
 class Located(Closed):
     """A thing on the Hub (`repo`, `revision`) or on disk (`path`, relative to the recipe)."""
 
-    repo: Repo | None = None
-    path: str | None = None
-    revision: Revision | None = None
+    repo: Annotated[Repo | None, Field(description="repo on the Hub, org/name")] = None
+    path: Annotated[Text | None, Field(description="file or directory, relative to the recipe; hashed")] = None
+    revision: Annotated[
+        Revision | None, Field(description="branch, tag or commit of `repo` (default main); the lock holds the commit")
+    ] = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = [key for key in self._sources() if getattr(self, key) is not None]
         if len(given) != 1:
             keys = " or ".join(f"`{key}`" for key in self._sources())
-            raise ValueError(f"give exactly one of {keys}" + (f", not {' and '.join(given)}" if given else ""))
+            raise RefusedError(f"give exactly one of {keys}" + (f", not {' and '.join(given)}" if given else ""))
         if self.repo is None and self.revision is not None:
-            raise ValueError("`revision` goes with `repo` only")
+            raise RefusedError("`revision` goes with `repo` only")
         return self
 
     @classmethod
@@ -77,11 +76,19 @@ class Tokenizer(Located):
 class Model(Located):
     """What is fine-tuned: a Hub repo, a local directory, or a configuration initialised at random from the seed."""
 
-    config: dict[str, Any] | None = None
-    tokenizer: Tokenizer | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    chat_template: str | None = None
-    trust_remote_code: bool = False
+    config: Annotated[
+        dict[str, Any] | None, Field(description="config.json as a mapping; weights are drawn at random from the seed")
+    ] = None
+    tokenizer: Annotated[Tokenizer | None, Field(description="where the tokenizer is, if not with the model")] = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], Field(description="type of the weights and of the computation")
+    ] = "bfloat16"
+    chat_template: Annotated[
+        Text | None, Field(description="Jinja file, relative to the recipe, that replaces the tokenizer's template")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Field(description="run the repo's own Python; the repo must stand in policy.remote_code")
+    ] = False
 
     @classmethod
     def _sources(cls) -> tuple[str, ...]:
@@ -90,56 +97,46 @@ class Model(Located):
     @model_validator(mode="after")
     def _config_needs(self) -> Self:
         if self.config is not None and self.tokenizer is None:
-            raise ValueError("`config` needs `tokenizer: {repo: …}` or `tokenizer: {path: …}`")
+            raise RefusedError("`config` needs `tokenizer: {repo: …}` or `tokenizer: {path: …}`")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
-            raise ValueError("`config` needs `model_type`, for example qwen3")
+            raise RefusedError("`config` needs `model_type`, for example qwen3")
         return self
 
 
 class Dataset(Located):
     """Rows of chats (`messages`), of `prompt` and `completion`, or of `text`."""
 
-    config: str | None = None
-    split: str = "train"
-    weight: Annotated[float, Field(gt=0)] | None = None
+    config: Annotated[Text | None, Field(description="configuration (subset) of a Hub dataset")] = None
+    split: Annotated[Text, Field(description="split of a Hub dataset")] = "train"
+    weight: Annotated[
+        float | None, Field(gt=0, description="share of this dataset in a mixture; in all of a list or in none")
+    ] = None
 
 
 class Evaluate(Closed):
     """What is measured before and after training."""
 
-    dataset: Dataset
-    metric: Literal["exact_match"] = "exact_match"
-    max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
-    examples: Annotated[int, Field(ge=1)] = 100
-    batch: Annotated[int, Field(ge=1)] = 25
+    dataset: Annotated[Dataset, Field(description="held-out rows")]
+    metric: Annotated[
+        Literal["exact_match"], Field(description="share of answers, decoded greedily, equal to the reference")
+    ] = "exact_match"
+    max_new_tokens: Annotated[int, Field(ge=1, le=4096, description="longest answer")] = 64
+    examples: Annotated[int, Field(ge=1, description="rows used, from the first")] = 100
+    batch: Annotated[int, Field(ge=1, description="rows at once")] = 25
 
 
 class Kernels(Closed):
-    """Attention by name or from the Hub; layers (class name to Hub layer) from the Hub."""
+    """Attention by name or from the Hub; layers (name to Hub layer) from the Hub."""
 
-    attention: str = "sdpa"
-    layers: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("attention")
-    @classmethod
-    def _attention(cls, value: str) -> str:
-        if value in BUILT_IN_ATTENTION + WHEEL_ATTENTION:
-            return value
-        if "/" not in value:
-            known = ", ".join(BUILT_IN_ATTENTION + WHEEL_ATTENTION)
-            raise ValueError(f"{value!r} is not one of {known}, nor org/repo[@revision][:function]")
-        if KernelReference.parse(value).revision is None:
-            raise ValueError(f"{value} names no revision; write {value.partition(':')[0]}@v1, say")
-        return value
-
-    @field_validator("layers")
-    @classmethod
-    def _layers(cls, value: dict[str, str]) -> dict[str, str]:
-        for layer, text in value.items():
-            reference = KernelReference.parse(text)
-            if reference.revision is None or reference.member is None:
-                raise ValueError(f"{layer}: {text} must be org/repo@revision:LayerName")
-        return value
+    attention: Annotated[
+        str,
+        AfterValidator(attention_kernel),
+        Field(description="sdpa, eager, flex_attention, flash_attention_2/3/4 with its wheel, or org/repo@rev[:fn]"),
+    ] = "sdpa"
+    layers: Annotated[
+        dict[LayerName, Annotated[str, AfterValidator(layer_kernel)]],
+        Field(description="layer name, as the model's code registers it, to org/repo@revision:LayerName"),
+    ] = Field(default_factory=dict)
 
     @property
     def attention_reference(self) -> KernelReference | None:
@@ -150,30 +147,42 @@ class Kernels(Closed):
 class Liger(Closed):
     """Options of `liger_kernel_config`; what is left out is off."""
 
-    rope: bool = False
-    swiglu: bool = False
-    geglu: bool = False
-    rms_norm: bool = False
-    layer_norm: bool = False
-    cross_entropy: bool = False
-    fused_linear_cross_entropy: bool = False
+    rope: Annotated[bool, Field(description="rotary embedding")] = False
+    swiglu: Annotated[bool, Field(description="SwiGLU feed-forward")] = False
+    geglu: Annotated[bool, Field(description="GeGLU feed-forward")] = False
+    rms_norm: Annotated[bool, Field(description="RMS norm")] = False
+    layer_norm: Annotated[bool, Field(description="layer norm")] = False
+    cross_entropy: Annotated[bool, Field(description="cross-entropy")] = False
+    fused_linear_cross_entropy: Annotated[
+        bool, Field(description="output projection and cross-entropy in one, without the logits in memory")
+    ] = False
 
     @model_validator(mode="after")
-    def _one_cross_entropy(self) -> Self:
+    def _something_once(self) -> Self:
         if self.cross_entropy and self.fused_linear_cross_entropy:
-            raise ValueError("cross_entropy and fused_linear_cross_entropy patch the same loss; keep one")
+            raise RefusedError("cross_entropy and fused_linear_cross_entropy patch the same loss", "keep one")
+        if not any(self.model_dump().values()):
+            raise RefusedError("every option is off", "write liger: false")
         return self
 
 
 class Image(Closed):
     """The base and what is installed on it."""
 
-    cuda: Literal["12.9", "12.8", "cpu"]
-    base: str | None = None
-    packages: dict[str, str] = Field(default_factory=dict)
-    gpu_archs: tuple[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9][a-z]?$")], ...] = ()
-    indexes: dict[str, str] = Field(default_factory=dict)
-    bake: tuple[Literal["model", "dataset"], ...] = ()
+    cuda: Annotated[Literal["12.9", "12.8", "cpu"], Field(description='CUDA of the base, in quotes; or "cpu"')]
+    base: Annotated[Text | None, Field(description="a finished base, by reference; default from images/")] = None
+    packages: Annotated[
+        dict[PackageName, ExactVersion], Field(description="exact versions over the tested set of images/")
+    ] = Field(default_factory=dict)
+    gpu_archs: Annotated[
+        tuple[GpuArch, ...], Field(description="compute capabilities where it will run; kernels are checked for them")
+    ] = ()
+    indexes: Annotated[
+        dict[PackageName, Text], Field(description="package indexes by name; the lock keeps the name only")
+    ] = Field(default_factory=dict)
+    bake: Annotated[
+        tuple[Literal["model", "dataset"], ...], Field(description="what goes into the image too; kernels always do")
+    ] = ()
 
     @property
     def target(self) -> str:
@@ -186,23 +195,25 @@ class Batch(Closed):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
 
-    global_: Annotated[int, Field(ge=1, alias="global")]
-    micro: Annotated[int, Field(ge=1)]
+    global_: Annotated[int, Field(ge=1, alias="global", description="examples an optimizer step, over all processes")]
+    micro: Annotated[int, Field(ge=1, description="examples per process at once; accumulation follows")]
 
 
 class Launch(Closed):
     """Processes and how they share the model."""
 
-    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
-    processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
-    threads_per_process: Annotated[int, Field(ge=1, le=512)] = 1
-    strategy: Literal["ddp", "deepspeed", "fsdp"] = "ddp"
-    zero_stage: Literal[1, 2, 3] | None = None
+    nodes: Annotated[int, Field(ge=1, le=1024, description="machines")] = 1
+    processes_per_node: Annotated[int, Field(ge=1, le=64, description="processes, so GPUs, on each machine")] = 1
+    threads_per_process: Annotated[
+        int, Field(ge=1, le=512, description="CPU threads of a process; on a CPU they change the bits")
+    ] = 1
+    strategy: Annotated[Literal["ddp", "deepspeed", "fsdp"], Field(description="how processes share the model")] = "ddp"
+    zero_stage: Annotated[Literal[1, 2, 3] | None, Field(description="ZeRO stage, with deepspeed only")] = None
 
     @model_validator(mode="after")
     def _options(self) -> Self:
         if self.zero_stage is not None and self.strategy != "deepspeed":
-            raise ValueError("`zero_stage` goes with `strategy: deepspeed` only")
+            raise RefusedError("`zero_stage` goes with `strategy: deepspeed` only")
         return self
 
     @property
@@ -214,39 +225,54 @@ class Launch(Closed):
 class Determinism(Closed):
     """`strict`, `record`, or a mapping with options."""
 
-    mode: Literal["strict", "record"] = "strict"
-    virtual_ranks: Annotated[int, Field(ge=1)] | None = None
-    cpu_portable: bool = False
+    mode: Annotated[
+        Literal["strict", "record"],
+        Field(description="strict: the same bits, refuse what cannot give them; record: only say what ran"),
+    ] = "strict"
+    virtual_ranks: Annotated[
+        int | None,
+        Field(ge=1, description="the same bits on 1, 2, 4 … this many processes; a power of two"),
+        AfterValidator(lambda value: None if value is None else power_of_two(value)),
+    ] = None
+    cpu_portable: Annotated[
+        bool, Field(description="the same bits on CPUs of several makers; matrix products are 2.5 times slower")
+    ] = False
 
 
 class Policy(Closed):
     """What is trusted beyond the default."""
 
-    allow_publishers: tuple[str, ...] = ()
-    remote_code: tuple[str, ...] = ()
-    require_signatures: bool = False
-    hardening: Literal["record", "require"] = "record"
+    allow_publishers: Annotated[
+        tuple[Text, ...], Field(description="Hub organisations whose kernels are accepted though not marked trusted")
+    ] = ()
+    remote_code: Annotated[tuple[Repo, ...], Field(description="model repos whose own Python may run")] = ()
+    require_signatures: Annotated[bool, Field(description="refuse kernels without a valid signature")] = False
+    hardening: Annotated[
+        Literal["record", "require"], Field(description="record how hardened the container ran, or refuse less")
+    ] = "record"
 
 
 class Recipe(Closed):
     """A whole recipe. `kitbuild.recipe.read` makes one from YAML."""
 
-    kitbuild: Literal[1]
-    name: Name
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    model: Model
-    dataset: tuple[Dataset, ...]
-    evaluate: Evaluate | None = None
-    kernels: Kernels = Kernels()
-    liger: Liger | None = None
-    image: Image
-    batch: Batch
-    train: dict[str, Any] = Field(default_factory=dict)
-    lora: dict[str, Any] | None = None
-    launch: Launch = Launch()
-    determinism: Determinism = Determinism()
-    track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    policy: Policy = Policy()
+    kitbuild: Annotated[Literal[1], Field(description="format of this file")]
+    name: Annotated[Name, Field(description="name of the image and of the runs")]
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="for weights, shuffling and dropout")] = 42
+    model: Annotated[Model, Field(description="what is fine-tuned")]
+    dataset: Annotated[tuple[Dataset, ...], Field(min_length=1, description="what it learns from; one or a list")]
+    evaluate: Annotated[Evaluate | None, Field(description="what is measured before and after training")] = None
+    kernels: Annotated[Kernels, Field(description="attention and layers")] = Kernels()
+    liger: Annotated[Liger | None, Field(description="Liger's patches, or false")] = None
+    image: Annotated[Image, Field(description="base and packages")]
+    batch: Annotated[Batch, Field(description="sizes of batches")]
+    train: Annotated[dict[str, Any], Field(description="SFTConfig fields of TRL")] = Field(default_factory=dict)
+    lora: Annotated[dict[str, Any] | None, Field(description="LoraConfig fields of PEFT; null trains all")] = None
+    launch: Annotated[Launch, Field(description="processes")] = Launch()
+    determinism: Annotated[Determinism, Field(description="strict, record, or a mapping")] = Determinism()
+    track: Annotated[
+        tuple[Literal["tensorboard", "trackio", "wandb"], ...], Field(description="trackers, all offline")
+    ] = ()
+    policy: Annotated[Policy, Field(description="what is trusted")] = Policy()
 
     @field_validator("dataset", mode="before")
     @classmethod
@@ -262,22 +288,6 @@ class Recipe(Closed):
     @classmethod
     def _liger_off(cls, value: object) -> object:
         return None if value is False else value
-
-    @model_validator(mode="after")
-    def _batch_divides(self) -> Self:
-        at_once = self.batch.micro * self.launch.world_size
-        if self.batch.global_ % at_once:
-            raise ValueError(
-                f"batch.global {self.batch.global_} is not a multiple of micro {self.batch.micro}"
-                f" × {self.launch.world_size} processes"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_patched_twice(self) -> Self:
-        if self.liger and self.liger.rms_norm and any("RMSNorm" in layer for layer in self.kernels.layers):
-            raise ValueError("liger.rms_norm and kernels.layers RMSNorm patch the same layer; keep one")
-        return self
 
     @property
     def accumulation(self) -> int:

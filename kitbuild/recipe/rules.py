@@ -1,0 +1,306 @@
+"""Step 1: the rules between keys of different sections, as one list.
+
+A rule names the top-level sections that it looks at; it is not asked while one of them has a problem of its own.
+It yields findings and never raises. `notes` are facts worth knowing that refuse nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kitbuild.recipe.kinds import WHEEL_ATTENTION
+
+if TYPE_CHECKING:
+    from kitbuild.recipe.models import Recipe
+    from kitbuild.recipe.strict_yaml import Path
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule refuses, and the key where it is best mended."""
+
+    path: Path
+    message: str
+    hint: str | None = None
+
+
+Findings = Iterator[Finding]
+_ATTENTION_WHEELS = dict(zip(WHEEL_ATTENTION, ("flash-attn", "flash-attn-3", "flash-attn-4"), strict=True))
+# transformers' optimizers that import a package which the tested set lacks (transformers/trainer_optimizer.py).
+_OPTIMIZER_PACKAGES = (
+    ("galore", "galore-torch"),
+    ("apollo", "apollo-torch"),
+    ("schedule_free", "schedulefree"),
+    ("grokadamw", "grokadamw"),
+    ("stable_adamw", "torch-optimi"),
+    ("adamw_torch_4bit", "torchao"),
+    ("adamw_torch_8bit", "torchao"),
+    ("adamw_torch_xla", "torch-xla"),
+    ("adamw_torch_npu", "torch-npu"),
+    ("adamw_anyprecision", "torchdistx"),
+    ("lomo", "lomo-optim"),
+    ("adalomo", "lomo-optim"),
+    ("paged_", "bitsandbytes"),
+    ("lion", "bitsandbytes"),
+    ("ademamix", "bitsandbytes"),
+    ("rmsprop_bnb", "bitsandbytes"),
+    ("adamw_bnb", "bitsandbytes"),
+    ("adamw_8bit", "bitsandbytes"),
+)
+
+
+def batch_divides(recipe: Recipe) -> Findings:
+    """Accumulation is a whole number."""
+    batch, world = recipe.batch, recipe.launch.world_size
+    if batch.global_ % (batch.micro * world):
+        yield Finding(
+            ("batch", "global"),
+            f"{batch.global_} is not a multiple of micro {batch.micro} times {world} process{'es' if world > 1 else ''}",
+            f"write {-(-batch.global_ // (batch.micro * world)) * batch.micro * world}, say",
+        )
+
+
+def mixture_weights(recipe: Recipe) -> Findings:
+    """In a list of datasets, a weight in each or in none."""
+    weighted = [dataset.weight is not None for dataset in recipe.dataset]
+    if any(weighted) and len(weighted) == 1:
+        yield Finding(("dataset", 0, "weight"), "a single dataset has no weight", "remove it")
+    elif any(weighted) and not all(weighted):
+        index = weighted.index(False)
+        yield Finding(("dataset", index), "this dataset has no weight and others have", "give all a weight, or none")
+
+
+def nothing_patched_twice(recipe: Recipe) -> Findings:
+    """Liger and a Hub kernel never replace the same layer."""
+    liger = recipe.liger
+    if liger is None:
+        return
+    patched = {"RMSNorm": liger.rms_norm, "LayerNorm": liger.layer_norm, "MLP": liger.swiglu or liger.geglu}
+    for layer in recipe.kernels.layers:
+        if any(on and layer.endswith(name) for name, on in patched.items()) or (
+            liger.rope and layer.startswith("rotary")
+        ):
+            yield Finding(("kernels", "layers", layer), "liger patches this layer too", "keep one of the two")
+
+
+def liger_loss(recipe: Recipe) -> Findings:
+    """TRL 1.14.2 refuses chunked_nll with Liger; dft is only in Liger's fused loss, and silently nll without it."""
+    loss = recipe.train.get("loss_type")
+    if recipe.liger and loss == "chunked_nll":
+        yield Finding(("train", "loss_type"), "chunked_nll does not go with liger", "write nll, or liger: false")
+    if recipe.liger and loss == "dft" and not recipe.liger.fused_linear_cross_entropy:
+        yield Finding(
+            ("train", "loss_type"),
+            "with liger, dft needs fused_linear_cross_entropy; without it the loss is nll",
+            "write liger.fused_linear_cross_entropy: true",
+        )
+
+
+def cpu_target(recipe: Recipe) -> Findings:
+    """What a CPU cannot do, and what only a CPU can."""
+    if recipe.image.cuda != "cpu":
+        if recipe.determinism.cpu_portable:
+            yield Finding(("determinism", "cpu_portable"), "cpu_portable goes with image.cuda: cpu only", "remove it")
+        return
+    if recipe.image.gpu_archs:
+        yield Finding(("image", "gpu_archs"), "image.cuda is cpu: there is no GPU architecture", "remove it")
+    if recipe.liger:
+        yield Finding(("liger",), "Liger's kernels are Triton and need a GPU; image.cuda is cpu", "write liger: false")
+    if recipe.launch.strategy == "fsdp":
+        # accelerate's state takes FSDP with accelerator back ends only; on a CPU it is DistributedDataParallel.
+        yield Finding(("launch", "strategy"), "on a CPU, fsdp silently trains as ddp", "write ddp or deepspeed")
+    if recipe.kernels.attention in WHEEL_ATTENTION:
+        yield Finding(
+            ("kernels", "attention"), f"{recipe.kernels.attention} needs a GPU; image.cuda is cpu", "write sdpa"
+        )
+
+
+def attention_wheel(recipe: Recipe) -> Findings:
+    """Without its wheel, transformers quietly takes a floating Hub kernel instead."""
+    attention = recipe.kernels.attention
+    wheel = _ATTENTION_WHEELS.get(attention)
+    if wheel and recipe.image.cuda != "cpu" and not _has_package(recipe, wheel):
+        pinned = "a Hub kernel such as kernels-community/flash-attn2@v2"
+        yield Finding(
+            ("kernels", "attention"),
+            f"{attention} needs the package {wheel}",
+            f"add it to image.packages, or pin {pinned}",
+        )
+
+
+def flash_dtype(recipe: Recipe) -> Findings:
+    """Flash attention on a GPU computes in 16 bits only."""
+    attention = recipe.kernels.attention
+    if recipe.image.cuda != "cpu" and recipe.model.dtype == "float32" and "flash" in attention.replace("flex", ""):
+        yield Finding(("model", "dtype"), f"{attention} takes bfloat16 or float16 only", "write bfloat16")
+
+
+def optimizer_package(recipe: Recipe) -> Findings:
+    """An optimizer whose package is not in the tested set."""
+    optimizer = recipe.train.get("optim")
+    if not isinstance(optimizer, str):
+        return
+    for prefix, package in _OPTIMIZER_PACKAGES:
+        if optimizer.startswith(prefix):
+            if not _has_package(recipe, package):
+                yield Finding(
+                    ("train", "optim"),
+                    f"{optimizer} needs the package {package}",
+                    "add it to image.packages with its version",
+                )
+            return
+
+
+def packing(recipe: Recipe) -> Findings:
+    """What TRL refuses only after the model is loaded."""
+    train = recipe.train
+    if train.get("packing") is True and "max_length" in train and train["max_length"] is None:
+        yield Finding(("train", "max_length"), "packing needs a max_length", "give the length of a packed row")
+    if train.get("padding_free") is True and not train.get("packing") and train.get("max_length", 1024) is not None:
+        yield Finding(
+            ("train", "padding_free"),
+            "padding_free without packing does not enforce max_length",
+            "write packing: true, or max_length: null",
+        )
+
+
+def duration(recipe: Recipe) -> Findings:
+    """max_steps silently wins over num_train_epochs."""
+    steps = recipe.train.get("max_steps", -1)
+    if steps != -1 and "num_train_epochs" in recipe.train:
+        yield Finding(("train", "num_train_epochs"), "max_steps is given too and would win", "keep one")
+
+
+def best_checkpoint(recipe: Recipe) -> Findings:
+    """Nothing is evaluated while training, so there is no best checkpoint."""
+    if recipe.train.get("save_strategy") == "best":
+        yield Finding(
+            ("train", "save_strategy"), "best needs an evaluation during training", "write no, steps or epoch"
+        )
+
+
+def lora_head(recipe: Recipe) -> Findings:
+    """TRL's chunked loss reads the head's weight and would drop an adapter on it."""
+    targets = (recipe.lora or {}).get("target_modules")
+    named = (targets,) if isinstance(targets, str) else targets if isinstance(targets, tuple) else ()
+    if "lm_head" in named and not recipe.liger and recipe.train.get("loss_type") in (None, "chunked_nll"):
+        yield Finding(
+            ("lora", "target_modules"),
+            "an adapter on lm_head does not go with the default loss chunked_nll",
+            "write train.loss_type: nll, or leave lm_head out",
+        )
+
+
+def remote_code(recipe: Recipe) -> Findings:
+    """A repo's own Python runs only where the policy names the repo."""
+    model = recipe.model
+    if model.trust_remote_code and model.repo is not None and model.repo not in recipe.policy.remote_code:
+        yield Finding(
+            ("model", "trust_remote_code"),
+            f"policy.remote_code does not name {model.repo}",
+            f"add {model.repo} to policy.remote_code once you have read its code",
+        )
+
+
+def strict(recipe: Recipe) -> Findings:
+    """What cannot give the same bits twice."""
+    if recipe.determinism.mode != "strict":
+        for key in ("virtual_ranks", "cpu_portable"):
+            if getattr(recipe.determinism, key):
+                yield Finding(("determinism", key), f"{key} goes with mode: strict only", "write mode: strict")
+        return
+    if recipe.train.get("dataloader_in_order") is False:
+        yield Finding(
+            ("train", "dataloader_in_order"),
+            "strict: batches would come in the order in which workers finish",
+            "remove it",
+        )
+    mode = recipe.train.get("torch_compile_mode")
+    if isinstance(mode, str) and mode.startswith("max-autotune"):
+        yield Finding(
+            ("train", "torch_compile_mode"), f"strict: {mode} chooses kernels by timing them", "write default"
+        )
+    if recipe.train.get("train_sampling_strategy") == "batch_rebalance":
+        yield from _rebalance(recipe)
+
+
+def _rebalance(recipe: Recipe) -> Findings:
+    if recipe.determinism.virtual_ranks:
+        yield Finding(
+            ("train", "train_sampling_strategy"),
+            "batch_rebalance deals rows by the number of processes; virtual_ranks needs the same rows on any number",
+            "write random",
+        )
+
+
+def virtual_ranks(recipe: Recipe) -> Findings:
+    """The same sums on 1, 2, 4 … N processes."""
+    ranks, world = recipe.determinism.virtual_ranks, recipe.launch.world_size
+    if ranks is None or recipe.determinism.mode != "strict":
+        return
+    here = ("determinism", "virtual_ranks")
+    if recipe.launch.strategy != "ddp":
+        yield Finding(here, f"virtual_ranks goes with ddp, not {recipe.launch.strategy}", "write launch.strategy: ddp")
+    if world > ranks or world & (world - 1):
+        yield Finding(here, f"{world} processes are not a power of two up to {ranks}", "change launch")
+    if recipe.batch.global_ % (recipe.batch.micro * ranks):
+        yield Finding(
+            here,
+            f"batch.global {recipe.batch.global_} is not a multiple of micro {recipe.batch.micro} times {ranks} ranks",
+            "change batch",
+        )
+
+
+def _has_package(recipe: Recipe, name: str) -> bool:
+    return any(package.lower().replace("_", "-").replace(".", "-") == name for package in recipe.image.packages)
+
+
+Rule = tuple[tuple[str, ...], Callable[["Recipe"], Findings]]
+RULES: tuple[Rule, ...] = (
+    (("batch", "launch"), batch_divides),
+    (("dataset",), mixture_weights),
+    (("liger", "kernels"), nothing_patched_twice),
+    (("liger", "train"), liger_loss),
+    (("image", "liger", "launch", "kernels", "determinism"), cpu_target),
+    (("image", "kernels"), attention_wheel),
+    (("image", "kernels", "model"), flash_dtype),
+    (("image", "train"), optimizer_package),
+    (("train",), packing),
+    (("train",), duration),
+    (("train",), best_checkpoint),
+    (("train", "lora", "liger"), lora_head),
+    (("model", "policy"), remote_code),
+    (("determinism", "train"), strict),
+    (("determinism", "launch", "batch"), virtual_ranks),
+)
+
+
+def findings(recipe: Recipe, *, without: frozenset[str] = frozenset()) -> Findings:
+    """What the rules refuse; rules that look at a section in `without` are not asked."""
+    for sections, rule in RULES:
+        if not without.intersection(sections):
+            yield from rule(recipe)
+
+
+def notes(recipe: Recipe) -> Findings:
+    """Facts worth knowing about a recipe that is right."""
+    attention, train = recipe.kernels.attention, recipe.train
+    flash = "flash" in attention
+    if train.get("packing") is True and not flash:
+        yield Finding(
+            ("kernels", "attention"),
+            f"packed rows with {attention} need a dense quadratic mask: right, but slow",
+            "a flash kernel such as kernels-community/flash-attn2@v2 keeps documents apart at full speed",
+        )
+    if train.get("packing") is True and train.get("packing_strategy") == "wrapped":
+        yield Finding(("train", "packing_strategy"), "wrapped packing lets documents attend to each other", "write bfd")
+    if recipe.image.cuda != "cpu" and recipe.determinism.mode == "strict" and attention == "sdpa":
+        yield Finding(
+            ("kernels", "attention"),
+            "strict turns off sdpa's fastest path (cuDNN has no deterministic backward)",
+            "a flash kernel keeps its speed",
+        )
+    if recipe.evaluate and recipe.evaluate.dataset in recipe.dataset:
+        yield Finding(("evaluate", "dataset"), "the rows of training: the score says nothing about new ones", None)
