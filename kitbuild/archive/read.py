@@ -1,0 +1,112 @@
+"""Step 5: read an archive into one value, with all that is wrong with it.
+
+    archive = read(path)                # cheap: documents only
+    archive = read(path, weights=True)  # also the digest of every tensor in model/
+
+`verify` is the second as a list of problems; `check` raises them, exit 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kitbuild.archive.checks import document_problems, weight_problems
+from kitbuild.archive.documents import parse_exit, parse_lock, parse_manifest, parse_metrics
+from kitbuild.archive.models import MANIFEST_FORMAT, Exit, Manifest, Metrics
+from kitbuild.archive.source import Source, open_source, read_document
+from kitbuild.errors import Problem, UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A run as it was written. `truncated`: the run was cut off while it wrote a line of metrics."""
+
+    path: Path
+    source: Source
+    manifest: Manifest
+    manifest_found: bool
+    metrics: tuple[Metrics, ...]
+    truncated: bool
+    exit: Exit | None
+    has_weights: bool
+    problems: tuple[Problem, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run did all that it set out to do."""
+        return self.manifest.complete and self.exit is not None and self.exit.exit_code == 0
+
+    @classmethod
+    def read(cls, path: Path, *, weights: bool = False) -> Archive:
+        """The archive at `path`, a run directory or a `.kit.tar`."""
+        return read(path, weights=weights)
+
+
+def read(path: Path, *, weights: bool = False) -> Archive:
+    """Read a run directory or a `.kit.tar`; `weights` also checks the bytes of `model/`."""
+    try:
+        return _read(path, weights=weights)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}", hint="check the path and who may read it"
+        ) from error
+
+
+def _read(path: Path, *, weights: bool) -> Archive:
+    source = open_source(path)
+    documents = {
+        name: read_document(source, name) for name in ("manifest.json", "lock.json", "recipe.yaml", "exit.json")
+    }
+    manifest = _manifest(path, documents)
+    metrics, problems, truncated = parse_metrics(
+        read_document(source, "metrics.jsonl") or b"", file=f"{path}/metrics.jsonl"
+    )
+    exit_ = parse_exit(documents["exit.json"], file=f"{path}/exit.json") if documents["exit.json"] is not None else None
+    found = [*problems]
+    if documents["manifest.json"] is None:
+        found.append(Problem(message="missing: the run was killed or is not over", file=f"{path}/manifest.json"))
+    else:
+        found += document_problems(
+            path=path, manifest=manifest, metrics=metrics, truncated=truncated, exit_=exit_,
+            lock_bytes=documents["lock.json"], recipe_bytes=documents["recipe.yaml"],
+        )  # fmt: skip
+    if weights and manifest.weights:
+        found += weight_problems(source, manifest)
+    return Archive(
+        path=path, source=source, manifest=manifest, manifest_found=documents["manifest.json"] is not None,
+        metrics=metrics, truncated=truncated, exit=exit_,
+        has_weights=any(name.startswith("model/") for name in source.names()), problems=tuple(found),
+    )  # fmt: skip
+
+
+def verify(archive: Archive) -> tuple[Problem, ...]:
+    """Everything wrong with it, weights included."""
+    return read(archive.path, weights=True).problems
+
+
+def check(archive: Archive) -> None:
+    """Raise every problem at once, exit 7."""
+    problems = verify(archive)
+    if problems:
+        raise VerificationError(
+            f"{archive.path} does not verify: {problems[0]}"
+            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
+            problems=problems,
+            hint="do not rely on this archive; take it again from where it came",
+        )
+
+
+def _manifest(path: Path, documents: dict[str, bytes | None]) -> Manifest:
+    """The manifest, or for a run that was killed what its lock alone tells."""
+    data, lock_bytes = documents["manifest.json"], documents["lock.json"]
+    if data is not None:
+        return parse_manifest(data, file=f"{path}/manifest.json")
+    if lock_bytes is None:
+        raise UsageError(f"{path} is not a run: it has no manifest.json", hint="`kitbuild archive list` shows the runs")
+    lock = parse_lock(lock_bytes, file=f"{path}/lock.json")
+    body: dict[str, Any] = {"format": MANIFEST_FORMAT, "name": lock.name, "lock_sha256": lock.sha256}
+    return Manifest(**body, lock=lock, content_sha256=lock.content_sha256)

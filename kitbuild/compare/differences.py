@@ -1,0 +1,239 @@
+"""Step 6: what differs between two manifests, item by item, unranked. Pure.
+
+Each thing appears once: what has a name of its own (a package, a kernel, an argument) is not repeated as part of the
+document that holds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from kitbuild.compare.models import Cause
+from kitbuild.lock.models import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kitbuild.archive.models import Manifest
+    from kitbuild.lock.models import Lock, LockedDataset, LockedKernel, LockedTree
+
+ABSENT = "absent"
+# Where a run writes, and what it is called: never a reason for another number.
+PLACES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project"})
+# Told by items of their own.
+_TOLD = frozenset(
+    {"seed", "name", "kernels", "model", "dataset", "evaluate", "launch", "train", "determinism", "liger"}
+)
+_MODEL_SOURCES = frozenset({"repo", "path", "revision", "config", "tokenizer", "chat_template"})
+_LAUNCH = ("nodes", "processes_per_node", "world_size", "strategy")
+
+
+def differences(left: Manifest, right: Manifest) -> Iterator[Cause]:
+    """Everything in the manifests that could bear on a value."""
+    yield from _seed(left, right)
+    yield from _inputs(left.lock, right.lock)
+    yield from _kernels(left, right)
+    yield from _packages(left, right)
+    yield from _settings(left, right)
+    yield from _machine(left, right)
+    yield from _image(left, right)
+
+
+def cause(kind: str, name: str, left: object, right: object, what: str | None = None) -> Cause:
+    """`what` (default: the name) left vs right, as one line."""
+    one, two = _text(left), _text(right)
+    return Cause(kind=kind, name=name, left=one, right=two, text=f"{what or name} {one or ABSENT} vs {two or ABSENT}")
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None else str(value)
+
+
+def _tables(kind: str, left: Mapping[str, Any], right: Mapping[str, Any], *, what: str = "{}") -> Iterator[Cause]:
+    """Differences of two tables; nested tables by dotted name."""
+    for name in sorted({*left, *right}):
+        one, two = left.get(name), right.get(name)
+        if one == two:
+            continue
+        if isinstance(one, dict) and isinstance(two, dict):
+            nested = ({f"{name}.{key}": value for key, value in table.items()} for table in (one, two))
+            yield from _tables(kind, *nested, what=what)
+        else:
+            yield cause(kind, name, one, two, what.format(name))
+
+
+def _seed(left: Manifest, right: Manifest) -> Iterator[Cause]:
+    one, two = (m.seed if m.seed is not None else m.lock.recipe.get("seed") for m in (left, right))
+    if one != two:
+        yield cause("seed", "seed", one, two)
+
+
+def _inputs(left: Lock, right: Lock) -> Iterator[Cause]:
+    yield from _tree("model", "model", left.model.weights, right.model.weights)
+    yield from _tables("model", left.model.config or {}, right.model.config or {}, what="model config {}")
+    yield from _tree("model", "tokenizer", left.model.tokenizer, right.model.tokenizer)
+    templates = [m.chat_template.sha256 if m.chat_template else None for m in (left.model, right.model)]
+    if templates[0] != templates[1]:
+        yield _file("model", "chat_template", "chat template", *templates)
+    for number in range(max(len(left.datasets), len(right.datasets))):
+        pair = [lock.datasets[number] if number < len(lock.datasets) else None for lock in (left, right)]
+        yield from _dataset(f"dataset {number}", *pair)
+    yield from _dataset("evaluate", left.evaluate, right.evaluate)
+
+
+def _dataset(name: str, left: LockedDataset | None, right: LockedDataset | None) -> Iterator[Cause]:
+    kind = "evaluate" if name == "evaluate" else "dataset"
+    yield from _tree(kind, name, left.tree if left else None, right.tree if right else None)
+    if left and right:
+        exclude = {"tree", "format"}
+        tables = (dataset.model_dump(mode="json", exclude=exclude) for dataset in (left, right))
+        yield from _tables(kind, *tables, what=f"{name} {{}}")
+
+
+def _tree(kind: str, name: str, left: LockedTree | None, right: LockedTree | None) -> Iterator[Cause]:
+    """Named by its files; where only the commit moved and no byte did, nothing differs."""
+    files = [{file.path: file.sha256 for file in tree.files} if tree else {} for tree in (left, right)]
+    if files[0] == files[1]:
+        return
+    places = [
+        f"{tree.repo}@{tree.commit[:12] if tree.commit else tree.revision}" if tree and tree.repo else None
+        for tree in (left, right)
+    ]
+    if places[0] != places[1] and all(places):
+        yield cause(kind, name, *places)
+        return
+    for path in sorted({*files[0], *files[1]}):
+        if files[0].get(path) != files[1].get(path):
+            yield _file(kind, f"{name}/{path}", f"{name} {path}", files[0].get(path), files[1].get(path))
+
+
+def _file(kind: str, name: str, what: str, left: str | None, right: str | None) -> Cause:
+    one, two = (f"sha256 {digest[:12]}…" if digest else ABSENT for digest in (left, right))
+    return Cause(kind=kind, name=name, left=left, right=right, text=f"{what} {one} vs {two}")
+
+
+def _kernels(left: Manifest, right: Manifest) -> Iterator[Cause]:
+    """The attention path is told apart only where no locked attention kernel explains it."""
+    ours, theirs = ({(k.role, k.repo, k.member or ""): k for k in m.lock.kernels} for m in (left, right))
+    roles = set()
+    for key in sorted({*ours, *theirs}):
+        one, two = _kernel_texts(ours.get(key), theirs.get(key))
+        if one != two:
+            roles.add(key[0])
+            yield cause("kernel", key[1], one, two, f"{key[0]} kernel {key[1]}")
+    if "attention" not in roles and left.attention.used != right.attention.used:
+        yield cause("kernel", "attention", left.attention.used, right.attention.used)
+    yield from _tables("kernel", left.liger, right.liger, what="liger {}")
+    layers = [
+        {layer: f"{k.repo}:{member}" for k in m.lock.kernels for layer, member in k.layers.items()}
+        for m in (left, right)
+    ]
+    if "layers" not in roles:
+        yield from _tables("kernel", *layers, what="layer {}")
+
+
+def _kernel_texts(left: LockedKernel | None, right: LockedKernel | None) -> tuple[str | None, str | None]:
+    one, two = (f"{k.commit[:12]} ({k.variant})" if k else None for k in (left, right))
+    if left and right and one == two and left.files != right.files:
+        return f"{one} files {_files_digest(left)}…", f"{two} files {_files_digest(right)}…"
+    return one, two
+
+
+def _files_digest(kernel: LockedKernel) -> str:
+    return hashlib.sha256(canonical([file.model_dump() for file in kernel.files])).hexdigest()[:12]
+
+
+def _packages(left: Manifest, right: Manifest) -> Iterator[Cause]:
+    """By what was installed; where versions agree, by the locked wheel's digest."""
+    locked = [{wheel.name: wheel for wheel in m.lock.wheels} for m in (left, right)]
+    found = [
+        {_plain(name): version for name, version in m.environment.packages.items()}
+        or {_plain(wheel.name): wheel.version for wheel in m.lock.wheels}
+        for m in (left, right)
+    ]
+    versions = list(_tables("package", *found))
+    yield from versions
+    told = {item.name for item in versions}
+    for name in sorted({*locked[0], *locked[1]}):
+        one, two = locked[0].get(name), locked[1].get(name)
+        if _plain(name) in told or (one and two and one.sha256 == two.sha256):
+            continue
+        texts = [f"{wheel.version} (locked wheel {wheel.sha256[:12]}…)" if wheel else None for wheel in (one, two)]
+        yield cause("package", _plain(name), *texts)
+    if left.environment.python != right.environment.python:
+        yield cause("package", "python", left.environment.python, right.environment.python)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _settings(left: Manifest, right: Manifest) -> Iterator[Cause]:
+    arguments = [
+        {name: argument.value for name, argument in m.lock.defaults.arguments.items()} | m.arguments
+        for m in (left, right)
+    ]
+    yield from _tables(
+        "argument", *({k: v for k, v in table.items() if k not in _TOLD | PLACES} for table in arguments)
+    )
+    named = {*arguments[0], *arguments[1]}
+    train = [{k: v for k, v in (m.lock.recipe.get("train") or {}).items() if k not in named} for m in (left, right)]
+    yield from _tables("argument", *train)
+    yield from _tables("determinism", *(_determinism(m) for m in (left, right)), what="determinism {}")
+    launches = [{**m.lock.launch, **{k: m.launch[k] for k in _LAUNCH if k in m.launch}} for m in (left, right)]
+    yield from _tables("launch", *launches, what="launch {}")
+    for key, skip in (("model", _MODEL_SOURCES), ("evaluate", {"dataset"})):
+        parts = [{k: v for k, v in (m.lock.recipe.get(key) or {}).items() if k not in skip} for m in (left, right)]
+        yield from _tables("evaluate" if key == "evaluate" else "recipe", *parts, what=f"{key} {{}}")
+    recipes = [
+        {k: v for k, v in m.lock.recipe.items() if k not in _TOLD | {"image", "kitbuild"}} for m in (left, right)
+    ]
+    yield from _tables("recipe", *recipes)
+    declared = [m.lock.defaults.declared for m in (left, right)]
+    yield from _tables("default", *declared, what="default {}")
+
+
+def _determinism(manifest: Manifest) -> dict[str, Any]:
+    value = manifest.lock.recipe.get("determinism")
+    return value if isinstance(value, dict) else {"mode": value}
+
+
+def _machine(left: Manifest, right: Manifest) -> Iterator[Cause]:
+    devices = [m.device.model_dump() for m in (left, right)]
+    threads = [device.pop("threads") for device in devices]
+    if threads[0] != threads[1]:
+        yield cause("threads", "threads", *threads)
+    yield from _tables("device", *devices, what="device {}")
+    if left.driver != right.driver:
+        yield cause("driver", "driver", left.driver, right.driver)
+    yield from _tables("variable", left.environment.variables, right.environment.variables)
+    builds = [{key: value for key, value in m.build.items() if key != "config"} for m in (left, right)]
+    yield from _tables("build", *builds, what="build {}")
+    if left.build.get("config") != right.build.get("config"):
+        text = "the library's build configuration differs"
+        configs = [_text(m.build.get("config")) for m in (left, right)]
+        yield Cause(kind="build", name="config", left=configs[0], right=configs[1], text=text)
+
+
+def _image(left: Manifest, right: Manifest) -> Iterator[Cause]:
+    one, two = left.lock.base, right.lock.base
+    if one.manifest_digest != two.manifest_digest:
+        bases = [f"{base.name}@{base.manifest_digest[7:19]}…" for base in (one, two)]
+        yield cause("base", "base", *bases)
+    packages = [{package.name: package.version for package in base.packages} for base in (one, two)]
+    yield from _tables("base", *packages, what="system package {}")
+    makers = [m.lock.kitbuild.model_dump() for m in (left, right)]
+    yield from _tables("kitbuild", *makers, what="kitbuild {}")
+    if left.engine != right.engine:
+        yield cause("engine", "engine", left.engine, right.engine)
+    if left.environment.locked != right.environment.locked:
+        yield cause("environment", "locked", left.environment.locked, right.environment.locked, "environment locked")
+    if left.content_sha256 == right.content_sha256:
+        for field in ("config_digest", "content_sha256"):
+            ours, theirs = (getattr(m.image, field) for m in (left, right))
+            if ours != theirs and left.engine == right.engine:
+                yield cause("image", field, ours, theirs, f"image {field}")
+    yield from _tables("hardening", left.environment.hardening, right.environment.hardening, what="hardening {}")
