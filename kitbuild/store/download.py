@@ -307,3 +307,19 @@ def _check_space(root: Path, total: float | None) -> None:
             f"{total / 1e9:.1f} GB are to be downloaded and {free / 1e9:.1f} GB are free in the store {root}",
             hint="free some space (`kitbuild store gc`) or set KITBUILD_HOME to another disk",
         )
+
+
+def remote_size(item: Download, *, environ: Mapping[str, str], timeouts: Timeouts | None = None) -> int | None:
+    """The size in bytes where a HEAD request or the disk tells it, else None."""
+    if item.url.startswith("file:"):
+        path = Path(unquote(urlsplit(item.url).path))
+        return path.stat().st_size if path.is_file() else None
+    client = Client(environ, timeouts=timeouts or Timeouts(), connections=1)
+    try:
+        with client.request("HEAD", item.url, name=item.name, headers=dict(item.headers)) as response:
+            length = response.headers.get("Content-Length", "")
+            return int(length) if length.isdigit() and "Content-Encoding" not in response.headers else None
+    except (Passing, ResolveError):
+        return None
+    finally:
+        client.close()
