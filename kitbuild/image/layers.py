@@ -18,7 +18,7 @@ from kitbuild.lock.files import LAYOUT
 from kitbuild.lock.models import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kitbuild.image.content import Part
     from kitbuild.progress import Progress
@@ -43,7 +43,8 @@ def make_layers(
     missing = [(key, part) for key, part, made in zip(keys, parts, found, strict=True) if made is None]
     if missing:
         with store.making("layers"):
-            listed = [(key, part.name, nodes(part, python, compiler, store, progress)) for key, part in missing]
+            found_nodes = nodes([part for _key, part in missing], python, compiler, store, progress)
+            listed = [(key, part.name, each) for (key, part), each in zip(missing, found_nodes, strict=True)]
             _write_all(listed, store=store, progress=progress)
         found = [_find(store, key, part.name) for key, part in zip(keys, parts, strict=True)]
     made = tuple(each for each in found if each is not None)
@@ -51,16 +52,25 @@ def make_layers(
     return made
 
 
-def nodes(part: Part, python: str, compiler: Compiler, store: Store, progress: Progress) -> tuple[Node, ...]:
-    """The part's files with their .pyc, merged."""
-    sources, others = part.make()
-    pyc = compiled(sources, compiler=compiler, python=python, store=store, progress=progress) if part.compiles else {}
-    return merge(_all(sources, pyc, others))
+def nodes(
+    parts: Sequence[Part], python: str, compiler: Compiler, store: Store, progress: Progress
+) -> tuple[tuple[Node, ...], ...]:
+    """Each part's files with their .pyc, merged; all are compiled together, to keep the workers busy."""
+    made = [part.make() for part in parts]
+    sources = [group for part, (own, _others) in zip(parts, made, strict=True) if part.compiles for group in own]
+    pyc = compiled(sources, compiler=compiler, python=python, store=store, progress=progress)
+    return tuple(merge((*_with_pyc(own, pyc), *others)) for own, others in made)
 
 
-def _all(sources: Sequence[Sources], pyc: dict[str, tuple[Entry, ...]], others: tuple[Node, ...]) -> tuple[Node, ...]:
-    own = [entry for group in sources for entry in (*group.entries, *pyc.get(group.key, ()))]
-    return (*own, *others)
+def _with_pyc(groups: Sequence[Sources], pyc: dict[str, tuple[Entry, ...]]) -> Iterator[Entry]:
+    """A module that two wheels share has one .pyc, the first's: their bytes may differ with what came before."""
+    seen: set[str] = set()
+    for group in groups:
+        yield from group.entries
+        for entry in pyc.get(group.key, ()):
+            if entry.path not in seen:
+                seen.add(entry.path)
+                yield entry
 
 
 def _key(part: Part, compiler: Compiler) -> str:
@@ -112,6 +122,6 @@ def _refuse_clashes(parts: Sequence[Part], made: Sequence[Made]) -> None:
     seen: dict[str, str] = {}
     for each in made:
         for path, sha256 in each.files.items():
-            if seen.setdefault(path, sha256) != sha256:
+            if seen.setdefault(path, sha256) != sha256 and "/__pycache__/" not in path:
                 merge(entry for part in parts if part.compiles for source in part.make()[0] for entry in source.entries)
                 raise ImageError(f"two layers bring {path}, with different content")

@@ -15,7 +15,7 @@ from kitbuild.errors import ImageError
 from kitbuild.image import wheels
 from kitbuild.image.assemble import check_inputs, content_json, with_content
 from kitbuild.image.content import Listing, parts
-from kitbuild.image.entries import Entry, Link, Reader, folders
+from kitbuild.image.entries import Entry, Link, Reader, folders, merge
 from kitbuild.image.layers import nodes
 from kitbuild.lock.files import LAYOUT
 from kitbuild.lock.models import canonical
@@ -44,21 +44,20 @@ def materialise(
     shared = [part for part in listed if part.compiles]
     rest = [part for part in listed if not part.compiles]
 
-    def make(part: Part) -> tuple[Node, ...]:
-        return tuple(_here(node, lock, python) for node in nodes(part, lock.base.python, compiler, store, progress))
+    def make(chosen: Sequence[Part]) -> tuple[Node, ...]:
+        made = nodes(chosen, lock.base.python, compiler, store, progress)
+        return merge(_here(node, lock, python) for each in made for node in each)
 
     key = _key([[part.name, part.inputs] for part in shared], compiler.key, str(python))
-    environment = _tree(
-        key, store, progress, title="unpacking the wheels", make=lambda: [n for p in shared for n in make(p)]
-    )
-    content = content_json((_facts(store, key), _listed(n for part in rest[:-1] for n in make(part))), rest[-1])
+    environment = _tree(key, store, progress, title="unpacking the wheels", make=lambda: make(shared))
+    content = content_json((_facts(store, key), _listed(make(rest[:-1]))), rest[-1])
     return _tree(
         _key(key, lock.sha256, hashlib.sha256(content).hexdigest()),
         store,
         progress,
         title="laying out the kernels",
         make=lambda: [
-            *(n for part in (*rest[:-1], with_content(rest[-1], content)) for n in make(part)),
+            *make([*rest[:-1], with_content(rest[-1], content)]),
             Link(path=wheels.PREFIX, target=str(environment / wheels.PREFIX[1:])),
         ],
     )

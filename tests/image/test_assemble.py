@@ -193,9 +193,11 @@ def test_small_wheel_changes_its_own_group(store: Store) -> None:
     assert changed == ["wheels", "lock"]
 
 
-def test_same_file_in_two_wheels_is_kept_once(store: Store) -> None:
+@pytest.mark.parametrize("names", [("aa", "zz"), ("torch", "zz")])
+def test_same_file_in_two_wheels_is_kept_once(store: Store, names: tuple[str, str]) -> None:
     """Two wheels may share a file of equal content, as namespace packages do."""
-    wheels = [make_wheel(name, {"ns/__init__.py": b"", f"ns/{name}.py": b""}) for name in ("a", "b")]
+    shared = b"x = ('kit', 'build')\n"
+    wheels = [make_wheel(name, {f"{name}.py": shared, "ns/__init__.py": shared}) for name in names]
     image = build(make_lock(store, tuple(locked_wheel(store, *wheel) for wheel in wheels)), store)
     assert f"{SITE}/ns/__init__.py" in content_of(image)["files"]
 
