@@ -82,9 +82,12 @@ def read_facts(*, name: str, config: bytes, layers: Sequence[Path], origin: Upst
     if document.get("architecture") not in {"amd64", "arm64"}:
         raise ImageError(f"{name} is for {document.get('architecture')}", hint="bases are for amd64 or arm64")
     sizes = [(digest, path.stat().st_size) for digest, path in zip(document["rootfs"]["diff_ids"], layers, strict=True)]
+    manifest_digest = oci.digest_of(oci.manifest_bytes(config, sizes))
+    if origin is not None and origin.digest == manifest_digest:
+        origin = None  # found by its own digest: that says all
     return LockedBase(
         name=name,
-        manifest_digest=oci.digest_of(oci.manifest_bytes(config, sizes)),
+        manifest_digest=manifest_digest,
         config_digest=oci.digest_of(config),
         diff_ids=tuple(document["rootfs"]["diff_ids"]),
         dockerfile_sha256=labels.get(LABEL_DOCKERFILE),

@@ -15,10 +15,10 @@ from kitbuild.base.build import build, definition
 from kitbuild.base.models import LockedBase, Upstream
 from kitbuild.base.registry import Reference, Registry
 from kitbuild.base.targets import Target, load_bootstrap, load_target
-from kitbuild.errors import KitbuildError, ResolveError, VerificationError
+from kitbuild.errors import KitbuildError, ResolveError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import docker
 
@@ -50,7 +50,7 @@ def find(
     name = reference or chosen.base
     remote = places.remote(name, default=reference is None)
     if digest is not None:
-        return places.exactly(name, digest, remote=remote, config_digest=None)
+        return places.exactly(name, digest, candidates=_candidates(remote, digest))
     made_from = _definition(chosen) if reference is None else None
     base = places.in_store(name, made_from, remote) or places.in_engine(name) or places.in_registry(name, remote)
     if base is not None:
@@ -75,9 +75,9 @@ def ensure(
     places = _Places(store=store, environ=environ, client_factory=client_factory, progress=progress)
     default = base.name.startswith("kitbuild/base-")
     remote = places.remote(base.name, default=default)
-    if remote is not None and not default and base.upstream and base.upstream.digest and not remote.digest:
-        remote = Reference(host=remote.host, repository=remote.repository, tag=None, digest=base.upstream.digest)
-    places.exactly(base.name, base.manifest_digest, remote=remote, config_digest=base.config_digest)
+    upstream = base.upstream.digest if base.upstream else None
+    candidates = _candidates(remote, base.manifest_digest, upstream)
+    places.exactly(base.name, base.manifest_digest, candidates=candidates, config_digest=base.config_digest)
     return base
 
 
@@ -166,7 +166,7 @@ class _Places:
                     partial(registry.layer, digest, folder=folder, progress=self._progress) for digest in image.layers
                 ],
                 progress=self._progress,
-                origin=Upstream(name=f"{remote.host}/{remote.repository}", digest=image.digest),
+                origin=Upstream(name=remote.familiar, digest=image.digest),
             )
         return base, image.digest
 
@@ -184,12 +184,14 @@ class _Places:
         )
         return base
 
-    def exactly(self, name: str, digest: str, *, remote: Reference | None, config_digest: str | None) -> LockedBase:
+    def exactly(
+        self, name: str, digest: str, *, candidates: Sequence[Reference], config_digest: str | None = None
+    ) -> LockedBase:
         """The base with this manifest digest, from wherever it is."""
         if base := bases.recorded(self._store, digest):
             self._report_other_name(name, digest)
             return base
-        base = self._engine_exactly(name, digest, config_digest) or self._registry_exactly(name, digest, remote)
+        base = self._engine_exactly(name, digest, config_digest) or self._registry_exactly(name, digest, candidates)
         if base is not None:
             return base
         raise ResolveError(
@@ -216,24 +218,16 @@ class _Places:
             self._progress.note(f"base {name} in the engine is {base.manifest_digest}, not the lock's {digest}")
         return None
 
-    def _registry_exactly(self, name: str, digest: str, remote: Reference | None) -> LockedBase | None:
-        if remote is None:
-            return None
-        self._looked.append(f"the registry {remote.host}")
-        ours = Reference(host=remote.host, repository=remote.repository, tag=None, digest=digest)
-        for candidate in (ours, remote):
+    def _registry_exactly(self, name: str, digest: str, candidates: Sequence[Reference]) -> LockedBase | None:
+        for candidate in candidates:
+            place = f"the registry {candidate.host}"
+            self._looked += [] if place in self._looked else [place]
             base, _origin = self._pull(name, candidate)
-            if base is None:
-                continue
-            if base.manifest_digest == digest:
-                self._progress.note(f"base {name} @ {digest} (registry {remote.host})")
+            if base is not None and base.manifest_digest == digest:
+                self._progress.note(f"base {name} @ {digest} (registry {candidate.host})")
                 return base
-            if candidate.digest:
-                raise VerificationError(
-                    f"{candidate} gave the base {base.manifest_digest}, the lock names {digest}",
-                    hint="lock anew, or find who has the locked base",
-                )
-            self._progress.note(f"base {candidate} now points to {base.manifest_digest}, not the lock's {digest}")
+            if base is not None:
+                self._progress.note(f"base {candidate} now points to {base.manifest_digest}, not the lock's {digest}")
         return None
 
     def _client(self) -> docker.DockerClient | None:
@@ -247,6 +241,11 @@ class _Places:
             else:
                 self._looked.append("the engine")
         return self._engine
+
+
+def _candidates(remote: Reference | None, *digests: str | None) -> tuple[Reference, ...]:
+    """Where in a registry an exact base may be: by these digests, then where its name points."""
+    return (*(remote.at(digest) for digest in digests if digest), remote) if remote else ()
 
 
 def _definition(target: Target) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -69,6 +69,16 @@ class Reference:
     def target(self) -> str:
         """What a manifest is asked for by."""
         return self.digest or self.tag or "latest"
+
+    @property
+    def familiar(self) -> str:
+        """The repository as the engine lists it: Docker Hub goes without saying."""
+        repository = f"{self.host}/{self.repository}"
+        return repository.removeprefix("docker.io/").removeprefix("library/")
+
+    def at(self, digest: str) -> Self:
+        """The same repository's image of this digest."""
+        return replace(self, tag=None, digest=digest)
 
     @property
     def base_url(self) -> str:
