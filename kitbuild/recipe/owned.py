@@ -33,7 +33,7 @@ TRAIN_OWNED = {
     "log_level_replica": "`kitbuild run` shows progress, and logs/ holds everything",
     "log_on_each_node": "every rank has its own file in logs/",
     "disable_tqdm": "`kitbuild run` shows progress",
-    "dataset_num_proc": "fixed at 1: the number of processes changes the batches when packing",
+    "dataset_num_proc": "fixed: in the process itself, for the number of processes changes the batches when packing",
     "seed": "use seed, at the top of the recipe",
     "data_seed": "use seed, at the top of the recipe",
     "full_determinism": "use determinism",

@@ -94,6 +94,12 @@ def missing_inputs(loaded: LoadedRecipe) -> Iterator[Problem]:
             yield loaded.problem(key, f"{value} does not exist", "paths start from the recipe's directory")
 
 
+def notes(loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Facts worth knowing about a recipe that is right; they refuse nothing."""
+    for finding in rules.notes(loaded.recipe):
+        yield loaded.problem(strict_yaml.dotted(finding.path), finding.message, finding.hint)
+
+
 def error(path: Path, problems: list[Problem]) -> RecipeError:
     """One error of all problems, in the order of the file."""
     ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))

@@ -163,6 +163,8 @@ def _trainer_keys(section: train_keys.Section) -> Iterator[str]:
     versions = " and ".join(f"{name} {known.packages[name]}" for name in section.packages)
     yield f"## Keys of `{section.name}`\n"
     yield f"The fields of `{section.made_of}` in {versions}, with their declared defaults.\n"
+    if section is train_keys.TRAIN:
+        yield "The lock holds every value in force and where it comes from: the recipe, kitbuild or the library.\n"
     lines = ["| key | value | default |", "|---|---|---|"]
     for key, field in sorted(getattr(known, section.name).items()):
         if key in section.owned:

@@ -290,7 +290,7 @@ def notes(recipe: Recipe) -> Findings:
     flash = "flash" in attention
     if train.get("packing") is True and not flash:
         yield Finding(
-            ("kernels", "attention"),
+            ("train", "packing"),
             f"packed rows with {attention} need a dense quadratic mask: right, but slow",
             "a flash kernel such as kernels-community/flash-attn2@v2 keeps documents apart at full speed",
         )

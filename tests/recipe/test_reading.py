@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kitbuild.errors import Problem, RecipeError, UsageError
-from kitbuild.recipe import missing_inputs, read, starter
-from kitbuild.recipe.rules import notes
+from kitbuild.recipe import missing_inputs, notes, read, starter
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [*sorted((ROOT / "recipes").glob("*.yaml")), ROOT / "tests" / "data" / "recipes" / "tiny-kernels.yaml"]
@@ -124,12 +123,34 @@ def test_starter_refuses_a_name(name: str) -> None:
         starter(name)
 
 
-def test_notes(tmp_path: Path) -> None:
-    """Packing with sdpa is right but slow: a note, no refusal."""
-    loaded = read(write(tmp_path, LEAST + "train: {packing: true}\n"))
-    assert [note.message for note in notes(loaded.recipe)] == [
-        "packed rows with sdpa need a dense quadratic mask: right, but slow"
-    ]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            LEAST + "train: {packing: true}\n",
+            [":10:18: train.packing: packed rows with sdpa need a dense quadratic mask: right, but slow"],
+        ),
+        (
+            LEAST + "kernels: {attention: org/flash-attn@v1}\ntrain: {packing: true, packing_strategy: wrapped}\n",
+            [":11:42: train.packing_strategy: wrapped packing lets documents attend to each other"],
+        ),
+        (
+            LEAST.replace("cpu", '"12.9"'),
+            [":1:1: kernels.attention: strict turns off sdpa's fastest path (cuDNN has no deterministic backward)"],
+        ),
+        (
+            LEAST + "evaluate: {dataset: {repo: org/chats}}\n",
+            [":10:21: evaluate.dataset: the rows of training: the score says nothing about new ones"],
+        ),
+        (LEAST, []),
+    ],
+    ids=["packed-sdpa", "wrapped", "strict-sdpa", "same-rows", "none"],
+)
+def test_notes(tmp_path: Path, text: str, expected: list[str]) -> None:
+    """What is right but worth knowing is a note, no refusal."""
+    path = write(tmp_path, text)
+    found = [str(note).partition("\n")[0].removeprefix(str(path)) for note in notes(read(path))]
+    assert found == expected
 
 
 @settings(max_examples=150, deadline=None)

@@ -139,6 +139,15 @@ def test_owned_keys_exist() -> None:
     assert set() == set(LORA_OWNED) - set(table().lora)
 
 
+def test_what_locking_decides_is_refused() -> None:
+    """Each argument that locking gives a value of its own is refused in `train`, unless a recipe may change it."""
+    from kitbuild.lock.arguments import SETTINGS  # noqa: PLC0415 - a later step; only this fact joins the two
+
+    decided = {name for name, setting in SETTINGS.items() if not setting.yields}
+    assert decided <= set(TRAIN_OWNED)
+    assert not {name for name, setting in SETTINGS.items() if setting.yields} & set(TRAIN_OWNED)
+
+
 def test_renamed_keys_are_not_keys() -> None:
     """A key with a successor is no key of the tested set, and a successor is one of it or of the recipe."""
     for section, declared in ((TRAIN, table().train), (LORA, table().lora)):
