@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _COMPUTE = ("model", "kernel", "kernel_use", "package", "argument", "determinism", "launch", "recipe", "threads")
 _MACHINE = ("variable", "device", "build", "driver", "base", "default", "kitbuild", "image", "engine", "environment")
-_LAST = ("evaluate", "hardening")
+_LAST = ("evaluate", "hardening", "capacity")
 _DATA_DIFFERS = ("seed", "dataset", "data_order", *_COMPUTE, *_MACHINE, *_LAST)
 _DATA_EQUAL = ("seed", *_COMPUTE, *_MACHINE, "data_order", "dataset", *_LAST)
 

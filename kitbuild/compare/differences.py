@@ -7,6 +7,7 @@ document that holds it.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.compare.models import Cause
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 ABSENT = "absent"
 # Where a run writes, and what it is called: never a reason for another number.
 PLACES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project"})
+_PLACE_VARIABLES = ("DIR", "_HOME", "_CACHE")
+# How much there is of it, which decides no number by itself.
+_CAPACITY = frozenset({"memory_bytes", "cpu.cores"})
 # Told by items of their own.
 _TOLD = frozenset(
     {"seed", "name", "kernels", "model", "dataset", "evaluate", "launch", "train", "determinism", "liger"}
@@ -176,17 +180,20 @@ def _settings(left: Manifest, right: Manifest) -> Iterator[Cause]:
         {name: argument.value for name, argument in m.lock.defaults.arguments.items()} | m.arguments
         for m in (left, right)
     ]
+    if all(table.get("data_seed") == m.seed for table, m in zip(arguments, (left, right), strict=True)):
+        for table in arguments:  # It follows the seed, which is told.
+            table.pop("data_seed", None)
     yield from _tables(
         "argument", *({k: v for k, v in table.items() if k not in _TOLD | PLACES} for table in arguments)
     )
     named = {*arguments[0], *arguments[1]}
-    train = [{k: v for k, v in (m.lock.recipe.get("train") or {}).items() if k not in named} for m in (left, right)]
+    train = [{k: v for k, v in _part(m, "train").items() if k not in named} for m in (left, right)]
     yield from _tables("argument", *train)
     yield from _tables("determinism", *(_determinism(m) for m in (left, right)), what="determinism {}")
     launches = [{**m.lock.launch, **{k: m.launch[k] for k in _LAUNCH if k in m.launch}} for m in (left, right)]
     yield from _tables("launch", *launches, what="launch {}")
     for key, skip in (("model", _MODEL_SOURCES), ("evaluate", {"dataset"})):
-        parts = [{k: v for k, v in (m.lock.recipe.get(key) or {}).items() if k not in skip} for m in (left, right)]
+        parts = [{k: v for k, v in _part(m, key).items() if k not in skip} for m in (left, right)]
         yield from _tables("evaluate" if key == "evaluate" else "recipe", *parts, what=f"{key} {{}}")
     recipes = [
         {k: v for k, v in m.lock.recipe.items() if k not in _TOLD | {"image", "kitbuild"}} for m in (left, right)
@@ -194,6 +201,11 @@ def _settings(left: Manifest, right: Manifest) -> Iterator[Cause]:
     yield from _tables("recipe", *recipes)
     declared = [m.lock.defaults.declared for m in (left, right)]
     yield from _tables("default", *declared, what="default {}")
+
+
+def _part(manifest: Manifest, key: str) -> dict[str, Any]:
+    value = manifest.lock.recipe.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _determinism(manifest: Manifest) -> dict[str, Any]:
@@ -206,10 +218,14 @@ def _machine(left: Manifest, right: Manifest) -> Iterator[Cause]:
     threads = [device.pop("threads") for device in devices]
     if threads[0] != threads[1]:
         yield cause("threads", "threads", *threads)
-    yield from _tables("device", *devices, what="device {}")
+    for item in _tables("device", *devices, what="device {}"):
+        yield replace(item, kind="capacity") if item.name in _CAPACITY else item
     if left.driver != right.driver:
         yield cause("driver", "driver", left.driver, right.driver)
-    yield from _tables("variable", left.environment.variables, right.environment.variables)
+    variables = [
+        {k: v for k, v in m.environment.variables.items() if not k.endswith(_PLACE_VARIABLES)} for m in (left, right)
+    ]
+    yield from _tables("variable", *variables)
     builds = [{key: value for key, value in m.build.items() if key != "config"} for m in (left, right)]
     yield from _tables("build", *builds, what="build {}")
     if left.build.get("config") != right.build.get("config"):

@@ -62,6 +62,37 @@ def test_time_memory_and_places_are_no_values(judge: Judge) -> None:
     assert judge(Run(), right).text() == "IDENTICAL: 5 steps, 2 weight tensors"
 
 
+def test_a_place_is_no_difference(judge: Judge) -> None:
+    """Where caches and outputs were is not listed; what is preloaded is."""
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HOME": "/x",
+        "TRITON_CACHE_DIR": "/x",
+        "KERNELS_CACHE": "/x",
+        "LD_PRELOAD": "/x.so",
+    }
+    assert judge(Run(), Run(environment={"variables": variables})).notes == ("differs: LD_PRELOAD absent vs /x.so",)
+
+
+def test_memory_and_cores_are_the_last_causes(judge: Judge) -> None:
+    """How much of a machine there is comes after what it is."""
+    right = Run(device={"memory_bytes": 1, "name": "other"}, environment={"hardening": {"user": "root"}})
+    texts = [cause.text for cause in judge(Run(), other_loss(right, 1)).causes]
+    assert texts == ["device name cpu vs other", "hardening user absent vs root", "device memory_bytes absent vs 1"]
+
+
+@pytest.mark.parametrize(("seeds", "told"), [((42, 43), []), ((42, 42), ["data_seed 42 vs 7"])])
+def test_the_data_seed_is_told_where_it_is_not_the_seed(judge: Judge, seeds: tuple[int, int], told: list[str]) -> None:
+    """The trainer's data seed follows the seed; named twice it would look like two causes."""
+    runs = []
+    for seed, data_seed in zip(seeds, (42, 43 if seeds[1] == 43 else 7), strict=True):
+        lock = lock_body(recipe=lock_body()["recipe"] | {"seed": seed})
+        runs.append(Run(lock=lock, manifest={"arguments": {"seed": seed, "data_seed": data_seed}}))
+    texts = [cause.text for cause in judge(runs[0], other_loss(runs[1], 1)).causes]
+    assert [text for text in texts if text.startswith("data_seed")] == told
+    assert (texts[0] == "seed 42 vs 43") == (seeds == (42, 43))
+
+
 def test_equal_values_are_identical_whatever_differs_beside_them(judge: Judge) -> None:
     """The verdict is about values; other locks, devices and versions are listed beside it."""
     right = Run(
