@@ -134,7 +134,7 @@ def compile_pylock(
         output = folder / "pylock.toml"
         if preferences:
             output.write_text(_earlier(preferences), encoding="utf-8")
-        options = ["--format", "pylock.toml", "--output-file", str(output), "--quiet"]
+        options = ["--format", "pylock.toml", "--output-file", str(output)]
         options += ["--torch-backend", torch_backend] if torch_backend else []
         options += [] if dependencies else ["--no-deps"]
         options += [] if source_too else _WHEELS_ONLY
@@ -223,7 +223,7 @@ def _failure(stderr: str) -> ResolveError:
             hint="see to the network, or set UV_DEFAULT_INDEX (or pip's index-url) to a mirror",
         )
     reason = re.sub(r"^No solution found when resolving dependencies:?\s*", "", text)
-    reason = re.sub(r",? (and )?we can conclude that your requirements are unsatisfiable\.?", "", reason)
+    reason = re.sub(r"we can conclude that your requirements are unsatisfiable\b", "there is no solution", reason)
     return NoSolutionError(f"the packages do not fit together: {reason}", hint=hint)
 
 

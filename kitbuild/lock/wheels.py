@@ -10,16 +10,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from packaging.pylock import PackageWheel, PylockSelectError
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from kitbuild.errors import ResolveError
 from kitbuild.lock.models import LockedWheel
 from kitbuild.lock.platform import Platform
 from kitbuild.lock.sdists import build_sdists, rebuild
+from kitbuild.lock.torch_builds import attempts, cuda_fits, requirement, torch_build, wrong_cuda
 from kitbuild.lock.uv import NoSolutionError, Sources, UnreachableError, compile_pylock, indexes_of
 from kitbuild.progress import Silent
 from kitbuild.store.download import Download, fetch, remote_size
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from kitbuild.store import Store
 
 ADDRESSES = "wheel-addresses"
-_BACKEND = re.compile(r"cpu|cu\d{2,3}|rocm[\d.]+|xpu")
-_CUDA_RUNTIMES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,7 @@ def locate_wheels(
 def fetch_wheels(
     wheels: Iterable[LockedWheel], *, store: Store, environ: Mapping[str, str], progress: Progress
 ) -> None:
-    """Fetch wheels that this machine has just resolved, from the addresses that it remembers."""
+    """Fetch wheels that this machine has just resolved, from the addresses that it remembers (else: `locate_wheels`)."""
     missing = [wheel for wheel in wheels if not store.has(wheel.sha256)]
     sources = Sources.read({}, environ)
     addresses = _remembered(missing, store)
@@ -123,7 +121,11 @@ def fetch_wheels(
 
 def _remembered(wheels: Iterable[LockedWheel], store: Store) -> dict[str, str]:
     found = {wheel.sha256: store.record(ADDRESSES, wheel.sha256) for wheel in wheels}
-    return {sha256: address for sha256, address in found.items() if isinstance(address, str)}
+    return {sha256: address for sha256, address in found.items() if isinstance(address, str) and not _gone(address)}
+
+
+def _gone(address: str) -> bool:
+    return address.startswith("file:") and not Path(unquote(urlsplit(address).path)).is_file()
 
 
 def _download(wheel: LockedWheel, url: str, sources: Sources) -> Download:
@@ -139,20 +141,20 @@ class _Resolver:
     preferences: dict[str, str]
 
     def resolve(self, wanted: Mapping[str, str], torch_backend: str | None) -> _Found:
-        """Try torch's builds in turn (see `_attempts`); the first reason is the one that is told."""
+        """Try torch's builds in turn (see `attempts`); the first reason is the one that is told."""
         reason: NoSolutionError | None = None
         torch_is_why = False
         tried: dict[tuple[str, str | None, bool], _Found | NoSolutionError] = {}
         has_spare = bool(self.sources.spare)
-        for torch, backend, spare, fits in _attempts(wanted, torch_backend, has_spare=has_spare):
+        for torch, backend, spare, fits in attempts(wanted, torch_backend, has_spare=has_spare):
             key = (torch, backend, spare)
             if key not in tried:
                 tried[key] = self._once({**wanted, **({"torch": torch} if torch else {})}, backend, spare=spare)
             outcome = tried[key]
             if isinstance(outcome, _Found):
-                if torch_backend is None or _cuda_fits(outcome.pylock, torch_backend, fits):
+                if torch_backend is None or cuda_fits(outcome.pylock, torch_backend, fits):
                     return outcome
-                outcome = _wrong_cuda(outcome.pylock, torch_backend)
+                outcome = wrong_cuda(outcome.pylock, torch_backend)
             reason = reason or outcome
             torch_is_why = torch_is_why or re.search(r"\btorch\b", outcome.message) is not None
             if not torch_is_why and spare == has_spare:
@@ -162,7 +164,7 @@ class _Resolver:
     def _once(self, wanted: Mapping[str, str], backend: str | None, *, spare: bool) -> _Found | NoSolutionError:
         try:
             pylock = compile_pylock(
-                [_requirement(name, value) for name, value in sorted(wanted.items())],
+                [requirement(name, value) for name, value in sorted(wanted.items())],
                 platform=self.platform,
                 sources=self.sources,
                 store=self.store,
@@ -186,7 +188,7 @@ class _Resolver:
         """The name of each package's index."""
         names: dict[str, str] = {}
         if self.sources.named:
-            pins = [f"{package.name}=={package.version}" for package, _ in chosen if not _torch_build(package)]
+            pins = [f"{package.name}=={package.version}" for package, _ in chosen if not torch_build(package)]
             names = indexes_of(
                 pins,
                 platform=self.platform,
@@ -196,7 +198,7 @@ class _Resolver:
                 spare=found.spare,
             )
         for package, wheel in chosen:
-            if build := _torch_build(package):
+            if build := torch_build(package):
                 names[package.name] = f"pytorch-{build}"
             elif wheel.url and wheel.url.startswith("file:") and package.name not in names:
                 names[package.name] = "find-links"
@@ -251,83 +253,6 @@ class _Resolver:
             for wheel in package.wheels or ()
             if "sha256" in wheel.hashes
         }
-
-
-def _attempts(
-    wanted: Mapping[str, str], torch_backend: str | None, *, has_spare: bool
-) -> Iterator[tuple[str, str | None, bool, str]]:
-    """(torch's version, uv's torch backend, with spare indexes, how its CUDA must fit), in order of preference.
-
-    The plain wheel of one index is a build for some CUDA, which only its dependencies tell; PyTorch's own index
-    (known to uv as a backend) has one per CUDA, and the CPU's, with a local version.
-    """
-    spares = (False, True) if has_spare else (False,)
-    version = wanted.get("torch", "")
-    local = Version(version).local if _is_exact(version) else None
-    if "torch" not in wanted or torch_backend is None:
-        yield from (("", None, spare, "any") for spare in spares)
-        return
-    backend = local if local and _BACKEND.fullmatch(local) else torch_backend
-    if not _is_exact(version):
-        yield "", backend, False, "same"
-        return
-    tagged = version if local else f"{version}+{backend}"
-    yield from ((tagged, None, spare, "any") for spare in spares)
-    if not local and backend != "cpu":
-        yield from ((version, None, spare, "same") for spare in spares)
-    yield tagged, backend, False, "any"
-    if not local and backend != "cpu":
-        yield from ((version, None, spare, "older") for spare in spares)
-    if has_spare:
-        yield tagged, backend, True, "any"
-
-
-def _is_exact(version: str) -> bool:
-    try:
-        Version(version)
-    except InvalidVersion:
-        return False
-    return True
-
-
-def _requirement(name: str, value: str) -> str:
-    if _is_exact(value):
-        return f"{name}=={value}"
-    return name if value in {"", "*"} else f"{name}{value}"
-
-
-def _cuda(pylock: Pylock) -> tuple[int, int] | None:
-    for package in pylock.packages:
-        if package.name in _CUDA_RUNTIMES and package.version is not None:
-            return package.version.major, package.version.minor
-    return None
-
-
-def _cuda_fits(pylock: Pylock, backend: str, how: str) -> bool:
-    built, wanted = _cuda(pylock), _backend_cuda(backend)
-    if how == "any" or built is None or wanted is None:
-        return True
-    return built == wanted or (how == "older" and built[0] == wanted[0] and built[1] <= wanted[1])
-
-
-def _backend_cuda(backend: str) -> tuple[int, int] | None:
-    match = re.fullmatch(r"cu(\d+)(\d)", backend)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _wrong_cuda(pylock: Pylock, backend: str) -> NoSolutionError:
-    built, wanted = _cuda(pylock), _backend_cuda(backend)
-    assert built is not None and wanted is not None  # noqa: PT018, S101 - else it would fit
-    torch = next(package for package in pylock.packages if package.name == "torch")
-    return NoSolutionError(
-        f"torch {torch.version} is built for CUDA {built[0]}.{built[1]}, the target is CUDA {wanted[0]}.{wanted[1]}",
-        hint="take a torch version that has a build for the target",
-    )
-
-
-def _torch_build(package: Package) -> str | None:
-    local = package.version.local if package.version else None
-    return local if local and _BACKEND.fullmatch(local) else None
 
 
 def _select(pylock: Pylock, platform: Platform) -> Iterator[tuple[Package, PackageWheel]]:

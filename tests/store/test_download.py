@@ -73,6 +73,19 @@ def test_an_empty_file_is_a_file(store: Store, server: Faulty) -> None:
     assert store.path(empty).read_bytes() == b""
 
 
+@pytest.mark.parametrize("coding", ["chunked", "gzip"])
+@pytest.mark.parametrize("known_size", [True, False])
+def test_a_coded_body_is_read_as_what_it_stands_for(
+    store: Store, server: Faulty, *, coding: str, known_size: bool
+) -> None:
+    """Chunks, and a compression that was not asked for."""
+    server.bodies["/w.whl"] = BODY
+    server.faults["/w.whl"] = [coding]
+    bring(store, download(server, size=len(BODY) if known_size else None))
+    assert store.path(SHA256).read_bytes() == BODY
+    assert len(server.requests("/w.whl")) == 1
+
+
 @pytest.mark.parametrize("fault", ["429", "500", "502", "503", "504", "reset", "truncated", "hang", "stall"])
 def test_what_may_pass_is_tried_again(store: Store, server: Faulty, fault: str) -> None:
     """One failure of each passing kind still ends with the right bytes."""
