@@ -63,6 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
         elif body is None:
             self._empty(404, {})
+        elif fault in {"chunked", "gzip"}:
+            self._coded(body, fault)
         else:
             self._body(body, fault)
 
@@ -89,9 +91,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def _body(self, body: bytes, fault: str) -> None:
-        if fault in {"chunked", "gzip"}:
-            self._coded(body, fault)
-            return
         start, status = 0, 200
         asked = self.headers.get("Range", "")
         if asked and self.state.ranges:
