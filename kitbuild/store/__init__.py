@@ -1,8 +1,8 @@
-"""The foundation below the steps: every byte that enters is verified here. Imports only errors and progress."""
+"""The foundation below the steps: every byte that enters is verified here. Imports only errors and progress.
+
+`download`, `bundle` and `gc` are imported by name: `Store` alone needs no network library.
+"""
 
 from kitbuild.store.blobs import Store, sha256_file
-from kitbuild.store.bundle import read_bundle, write_bundle
-from kitbuild.store.download import Download, fetch
-from kitbuild.store.gc import Freed, gc, verify
 
-__all__ = ["Download", "Freed", "Store", "fetch", "gc", "read_bundle", "sha256_file", "verify", "write_bundle"]
+__all__ = ["Store", "sha256_file"]

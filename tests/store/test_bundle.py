@@ -11,7 +11,8 @@ import pytest
 
 from kitbuild.errors import ResolveError, UsageError, VerificationError
 from kitbuild.progress import Silent
-from kitbuild.store import Store, read_bundle, write_bundle
+from kitbuild.store import Store
+from kitbuild.store.bundle import read_bundle, write_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,8 @@ import pytest
 
 from kitbuild.errors import ResolveError, VerificationError
 from kitbuild.progress import Silent
-from kitbuild.store import Download, Store, fetch
+from kitbuild.store import Store
+from kitbuild.store.download import Download, fetch
 from kitbuild.store.http import Timeouts
 from tests.store.faulty_server import Faulty, serving
 
@@ -365,7 +366,8 @@ def test_a_really_full_disk_is_exit_4(tmp_path: Path, server: Faulty) -> None:
 CHILD = textwrap.dedent("""
     import sys
     from kitbuild.progress import Silent
-    from kitbuild.store import Download, Store, fetch
+    from kitbuild.store import Store
+    from kitbuild.store.download import Download, fetch
     home, url, sha256, size = sys.argv[1:]
     item = Download(name="w.whl", url=url, sha256=sha256, size=int(size))
     fetch(Store.open({"KITBUILD_HOME": home}), [item], progress=Silent(), environ={})

@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from kitbuild.progress import Silent
-from kitbuild.store import Freed, Store, gc, verify
+from kitbuild.store import Store
+from kitbuild.store.gc import Freed, gc, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
