@@ -59,7 +59,7 @@ class Session:
             determinism.apply(determinism.environment(config), os.environ)  # type: ignore[arg-type]
             self.phase("verify", f"{verification.files} files, while libraries are imported")
             begun = time.perf_counter()
-            launch.import_libraries()
+            launch.import_libraries(config)
             self.seconds["imports"] = time.perf_counter() - begun
             verification.wait()
         finally:

@@ -94,8 +94,9 @@ def kernelize_layers(model: Any, config: Config, calls: Counter[str]) -> list[tu
 
 def loaded_files() -> dict[Path, str]:
     """Folder of every Hub kernel that this process imported → its file."""
-    import kernels
-
+    kernels = sys.modules.get("kernels")
+    if kernels is None:
+        return {}
     files = [Path(str(item.module.__file__)).resolve() for item in kernels.get_loaded_kernels()]
     return {path.parent: str(path) for path in files}
 

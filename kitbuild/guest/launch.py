@@ -7,6 +7,7 @@ rank costs no second import. CUDA is not started before the fork (PYTORCH_NVML_B
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import shlex
@@ -91,21 +92,18 @@ class Stop:
             raise StoppedError(f"stopped in phase {phase}, before the first step", hint="start it again; nothing was trained")
 
 
-def import_libraries() -> None:
+def import_libraries(config: Config) -> None:
     """All that a worker needs, once."""
-    import accelerate  # noqa: F401
-    import datasets  # noqa: F401
-    import kernels  # noqa: F401
-    import peft  # noqa: F401
-    import torch  # noqa: F401
-    import torch.distributed.launcher.api  # noqa: F401
-    import transformers  # noqa: F401
-    import trl  # noqa: F401
-    from torch.distributed.elastic.multiprocessing import errors  # noqa: F401
-    from transformers.integrations import flash_attention, hub_kernels, sdpa_attention  # noqa: F401
-    from trl import SFTConfig, SFTTrainer  # noqa: F401
-
-    from kitbuild.guest import train  # noqa: F401
+    wanted = ["datasets", "torch.distributed.launcher.api", "kitbuild.guest.train"]
+    wanted += ["kernels"] if config.kernels else []
+    wanted += ["peft"] if config.recipe.get("lora") else []
+    wanted += ["liger_kernel.transformers"] if config.recipe.get("liger") else []
+    for name in wanted:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            hint = "install the recipe's package set there" if not config.locked else "build the image again"
+            raise RunError(f"{name} does not import: {error}", hint=hint) from error
 
 
 def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dict[str, Any]]:

@@ -167,7 +167,7 @@ class Worker:
             recorder.kept["evaluate_before"] = self.timed("evaluate_before", lambda: evaluation.measure("before"))
         calls_before = Counter(self.calls)
         self.phase("train", f"{len(trainer.train_dataset)} rows" + (f", from step {recorder.step}" if resumed else ""))
-        recorder.clock = time.perf_counter()
+        recorder.clock, begun = time.perf_counter(), recorder.step
         self.timed("train", lambda: trainer.train(resume_from_checkpoint=resumed))
         recorder.flush()
         used = Counter(self.calls)
@@ -181,7 +181,7 @@ class Worker:
         self.seconds["first_step"] = recorder.first_step_seconds or 0.0
         if self.rank == 0:
             result |= self.facts(trainer, replaced)
-        kernels.compare(config, used if recorder.step > trainer._initial_global_step else None)  # noqa: SLF001 - set by train()
+        kernels.compare(config, used if recorder.step > begun else None)
         if recorder.stopped:
             return result
         if evaluation:

@@ -76,7 +76,7 @@ def lock_of(given: Recipe, inputs: Mapping[str, Mapping[str, bytes]], kernels: t
     names = sorted(name for name in inputs if name.startswith("data/"))
     return Lock(
         version=1, name=given.name, recipe_sha256=ZERO, kitbuild=Maker(version="0.1.0", guest_sha256=ZERO, layout=1),
-        target="cpu", package_set=PackageSet(target="cpu", sha256=ZERO), base=base, wheels=(),
+        target=given.image.target, package_set=PackageSet(target="cpu", sha256=ZERO), base=base, wheels=(),
         model=LockedModel(
             weights=tree("model") if "model" in inputs else None, config=given.model.config,
             tokenizer=tree("tokenizer") if "tokenizer" in inputs else None, chat_template=None,
@@ -96,7 +96,7 @@ def build(
     **changes: Any,
 ) -> Root:
     """Write the whole tree; `attention` is the source of the attention kernel."""
-    given = Recipe.model_validate_json(json.dumps(recipe(**changes)))
+    given = Recipe.model_validate({key: tuple(value) if isinstance(value, list) else value for key, value in recipe(**changes).items()})
     inputs: dict[str, Mapping[str, bytes]] = {f"data/{index}": {"chats.jsonl": content.chat_rows(40 * index, 24)} for index in range(len(given.dataset))}
     if given.model.config is None:
         inputs["model"] = content.qwen3_files(seed=3, tied=True)

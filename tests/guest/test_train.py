@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.guest.root import ATTENTION, ATTENTION_COMMIT, LAYERS
+
+if TYPE_CHECKING:
+    from tests.guest.conftest import Guest, Run
+
+pytestmark = pytest.mark.train
+EVALUATE = {"dataset": {"path": "heldout.jsonl"}, "examples": 6, "batch": 4, "max_new_tokens": 6}
+PLAIN: dict[str, Any] = {"kernels": {"attention": "sdpa", "layers": {}}}
+TRAIN: dict[str, Any] = {"max_length": 128, "learning_rate": 1e-3, "max_steps": 4}
+
+
+def same(left: Run, right: Run) -> None:
+    assert (0, 0) == (left.rc, right.rc), left.terminal + right.terminal
+    assert left.values == right.values
+    assert left.weights == right.weights
+    assert len(left.weights) > 10
+
+
+def test_two_runs_are_identical_and_everything_is_recorded(guest: Guest) -> None:
+    """Two runs of one lock give the same steps and weights, with the kernels' calls counted in training only."""
+    guest.build(evaluate=EVALUATE)
+    first, second = guest.run(), guest.run()
+    same(first, second)
+    manifest = first.manifest
+    assert (4, True, 1) == (len(first.values), manifest["complete"], manifest["format"])
+    # 4 steps × 2 micro-batches × 2 layers, twice (checkpointing recomputes); 4 norms a layer likewise, and the last one.
+    assert [{"0": 32}, {"0": 136}] == [item["calls"] for item in manifest["kernels"]]
+    assert [ATTENTION, LAYERS] == [item["repo"] for item in manifest["kernels"]]
+    assert manifest["results"]["evaluate"]["after"]["loss"] != manifest["results"]["evaluate"]["before"]["loss"]
+    assert manifest["results"]["evaluate"] == second.manifest["results"]["evaluate"]
+    assert manifest["results"]["loss_last"] == first.metrics[-1]["loss"]
+    assert f"{ATTENTION}@{ATTENTION_COMMIT}" == manifest["attention"]["used"]
+    assert {"exit_code": 0, "code": "ok", "steps_done": 4, "steps": 4}.items() <= first.exit.items()
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(os.listdir(first.out / "model"))
+    assert "done" == json.loads((first.out / "status.json").read_bytes())["phase"]
+
+
+def test_only_short_lines_reach_the_terminal(guest: Guest) -> None:
+    """No library's warning is shown: each line is the guest's own."""
+    guest.build(**PLAIN)
+    run = guest.run()
+    lines = run.terminal.splitlines()
+    assert 0 == run.rc
+    assert all(line.startswith("kit: ") for line in lines), run.terminal
+    assert any(line.startswith("kit: step 4/4 loss ") for line in lines)
+
+
+def test_evaluation_changes_no_step(guest: Guest) -> None:
+    """The same values come of training with and without an evaluation before it."""
+    guest.build(**PLAIN)
+    without = guest.run()
+    guest.build(**PLAIN, evaluate=EVALUATE)
+    same(without, guest.run())
+
+
+def test_another_seed_is_another_run(guest: Guest) -> None:
+    """The seed decides weights and order."""
+    guest.build(**PLAIN)
+    left = guest.run()
+    guest.build(**PLAIN, seed=8)
+    right = guest.run()
+    assert left.values[0][1] != right.values[0][1]
+    assert left.values[0][5] != right.values[0][5]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": {**TRAIN, "packing": True, "max_length": 256}},
+        {"batch": {"global": 8, "micro": 2}, **PLAIN},
+        {"lora": {"r": 4, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1}},
+        {"model": {"path": "model", "dtype": "bfloat16"}},
+        {"dataset": [{"path": "a.jsonl", "weight": 2.0}, {"path": "b.jsonl", "weight": 1.0}], **PLAIN},
+        {"launch": {"processes_per_node": 2}, "evaluate": EVALUATE},
+    ],
+    ids=["packing", "accumulation", "lora", "checkpoint-bf16", "mixed", "two-processes"],
+)
+def test_variants_repeat_and_resume(guest: Guest, changes: dict[str, Any]) -> None:
+    """Each way to train gives the same bits twice, and once more when it is stopped and resumed."""
+    guest.build(**changes)
+    whole, again = guest.run(), guest.run()
+    same(whole, again)
+    stopped = guest.run(terminate_after=2)
+    assert 10 == stopped.rc, stopped.terminal
+    resumed = guest.run(out=stopped.out, environ={"KIT_RESUME": "1"})
+    same(whole, resumed)
+
+
+def test_stopped_at_each_step(guest: Guest) -> None:
+    """Stopped after any step, a run says so with exit 10 and continues bit for bit."""
+    guest.build(**PLAIN, evaluate=EVALUATE)
+    whole = guest.run()
+    for step in (1, 2, 3):
+        stopped = guest.run(terminate_after=step)
+        assert {"exit_code": 10, "code": "stopped", "steps_done": step, "steps": 4}.items() <= stopped.exit.items()
+        assert (10, False) == (stopped.rc, stopped.manifest["complete"])
+        resumed = guest.run(out=stopped.out, environ={"KIT_RESUME": "1"})
+        same(whole, resumed)
+        assert whole.manifest["results"]["evaluate"] == resumed.manifest["results"]["evaluate"]
+        assert whole.manifest["data"] == resumed.manifest["data"]
+
+
+def test_loss_is_the_normalised_one(guest: Guest) -> None:
+    """Micro-batches of 1 and 4 give the same loss but for rounding: it is normalised over the whole batch."""
+    guest.build(**PLAIN, batch={"global": 4, "micro": 4})
+    whole = guest.run()
+    guest.build(**PLAIN, batch={"global": 4, "micro": 1})
+    parts = guest.run()
+    for left, right in zip(whole.metrics, parts.metrics, strict=True):
+        assert float.fromhex(left["loss"]) == pytest.approx(float.fromhex(right["loss"]), rel=1e-5)
+        assert left["tokens"] == right["tokens"]
+
+
+def test_two_processes_see_the_batches_of_one(guest: Guest) -> None:
+    """Two processes and one with twice the accumulation see the same data and the same loss."""
+    guest.build(**PLAIN)
+    one = guest.run()
+    guest.build(**PLAIN, launch={"processes_per_node": 2})
+    two = guest.run()
+    assert [line["batch_sha256"] for line in one.metrics] == [line["batch_sha256"] for line in two.metrics]
+    assert one.values[0][1] == two.values[0][1]
+    assert 2 == len(two.manifest["launch"]["proven"])
+    assert "MULTI_CPU" == two.manifest["launch"]["proven"][0]["distributed_type"]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"), [("broken_backward", "fails in flash_attn_func"), ("nan_attention", "is wrong in"), ("leaky_attention", "is wrong in flash_attn_varlen_func")]
+)
+def test_wrong_kernels_do_not_train(guest: Guest, source: str, text: str) -> None:
+    """A kernel whose backward fails, whose values are wrong or whose documents leak is named, with its commit."""
+    guest.build(attention=source)
+    run = guest.run()
+    assert (6, []) == (run.rc, run.metrics)
+    assert f"kernel {ATTENTION} @ aaaaaaa, variant torch-cpu {text}" in run.exit["message"]
+
+
+def test_selftest_alone(guest: Guest) -> None:
+    """`kit selftest` tests the kernels and trains nothing."""
+    guest.build()
+    run = guest.run("selftest")
+    assert (0, []) == (run.rc, run.metrics)
+    assert "kit: selftest: every kernel is right" in run.terminal
+
+
+def test_flipped_byte_trains_nothing(guest: Guest) -> None:
+    """One wrong byte in a model file is exit 7, names the file, and nothing is trained."""
+    tree = guest.build(model={"path": "model", "dtype": "bfloat16"})
+    path = tree.path / "inputs/model/model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    run = guest.run()
+    assert (7, [], False) == (run.rc, run.metrics, (run.out / "model").exists())
+    assert ["/inputs/model/model.safetensors"] == [problem["file"] for problem in run.exit["problems"]]
+
+
+def test_signal_to_the_entry_process(guest: Guest) -> None:
+    """SIGTERM to the entry process stops at a step boundary with a checkpoint, exit 10."""
+    guest.build(**PLAIN, train={**TRAIN, "max_steps": 5000})
+    run = guest.start()
+    wait_for(lambda: len(run.metrics) > 2, run)
+    os.kill(run.pid, signal.SIGTERM)
+    run.wait()
+    assert 10 == run.rc, run.terminal
+    assert (run.out / f"checkpoints/checkpoint-{run.exit['steps_done']}/kit.json").exists()
+    assert run.exit["steps_done"] == len(run.metrics)
+
+
+def test_killed_worker(guest: Guest) -> None:
+    """A worker killed by SIGKILL is exit 6 and the message speaks of memory."""
+    guest.build(**PLAIN, train={**TRAIN, "max_steps": 5000})
+    run = guest.start()
+    wait_for(lambda: len(run.metrics) > 2, run)
+    os.kill(children(run.pid)[0], signal.SIGKILL)
+    run.wait()
+    assert 6 == run.rc, run.terminal
+    assert "worker 0 was killed (SIGKILL)" in run.exit["message"]
+    assert run.manifest["results"]["steps"] == len(run.metrics)
+
+
+def test_no_orphans(guest: Guest) -> None:
+    """When the entry process is killed, the kernel ends its workers."""
+    guest.build(**PLAIN, train={**TRAIN, "max_steps": 5000}, launch={"processes_per_node": 2})
+    run = guest.start()
+    wait_for(lambda: len(run.metrics) > 2, run)
+    workers = children(run.pid)
+    assert 2 == len(workers)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    wait_for(lambda: not any(alive(worker) for worker in workers), run)
+
+
+def test_out_of_memory(guest: Guest) -> None:
+    """Out of memory in a worker is exit 6 with advice, and no traceback on the terminal."""
+    guest.build(**PLAIN)
+    run = guest.run(out_of_memory=True)
+    assert 6 == run.rc
+    assert "out of memory" in run.exit["message"]
+    assert "batch.micro" in run.exit["hint"]
+    assert "Traceback" not in run.terminal
+    assert "Traceback" in (run.out / "logs/rank-0.log").read_text()
+
+
+def test_other_defaults_are_refused(guest: Guest) -> None:
+    """A library whose declared defaults are not the locked ones is exit 7, by name."""
+    guest.build(**PLAIN, defaults={"packing": True, "max_length": 1024})
+    run = guest.run()
+    assert 7 == run.rc
+    assert "packing defaults to False, the lock says True" in run.exit["message"]
+
+
+def test_resume_without_a_checkpoint(guest: Guest) -> None:
+    """Resuming what has no whole checkpoint is exit 6."""
+    guest.build(**PLAIN)
+    run = guest.run(environ={"KIT_RESUME": "1"})
+    assert (6, "there is no whole checkpoint to resume from") == (run.rc, run.exit["message"])
+
+
+def wait_for(condition: Any, run: Run) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(run.log.read_text())
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
