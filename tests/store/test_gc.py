@@ -6,11 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 from kitbuild.progress import Silent
-from kitbuild.store import Store
 from kitbuild.store.gc import Freed, gc, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kitbuild.store import Store
 
 
 def spoil(path: Path) -> None:
