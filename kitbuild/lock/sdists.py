@@ -1,8 +1,8 @@
 """Step 2: wheels of packages that are published only as source, built once and then locked as wheels.
 
-A build is repeatable: pinned build requirements in an environment of their own, a cleared environment with a fixed
-hash seed (https://github.com/pypa/setuptools/issues/4218 shows metadata that follows it) and time. Nothing is
-compiled: the wheel is pure Python, and the built file is carried or rebuilt identically, never replaced.
+A build is repeatable: pinned build requirements in an environment of their own, and cleared variables with a fixed
+time and hash seed (deepspeed's setup.py makes the list of its extra `all` from a set). Nothing is compiled: the wheel
+is pure Python, and the built file is carried or rebuilt identically, never replaced.
 """
 
 from __future__ import annotations
