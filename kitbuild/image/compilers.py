@@ -54,11 +54,10 @@ class HostCompiler:
 class ContainerCompiler:
     """The base's Python, in a container that gets the sources and gives the .pyc as archives: no mount.
 
-    `image` is called for the engine's id of the base when there is something to compile: only then must the
-    base be in the engine.
+    `client` and `image` (the engine's id of the base) are called when there is something to compile, not before.
     """
 
-    client: DockerClient
+    client: Callable[[], DockerClient]
     image: Callable[[], str]
     interpreter: str
     key: str
@@ -67,7 +66,7 @@ class ContainerCompiler:
         """Compile in a container and fetch `work/out`."""
         command = [f"/{_FOLDER}/pyc_driver.py", f"/{_FOLDER}", str(WORKERS)]
         with engine_errors("compile modules in the base"):
-            container: Container = self.client.containers.create(
+            container: Container = self.client().containers.create(
                 self.image(), command, entrypoint=[self.interpreter], network_mode="none", user="0:0", working_dir="/"
             )
             try:
@@ -113,11 +112,14 @@ def _lines(chunks: Any) -> Iterator[int]:
         yield from (int(line) for line in lines if line.strip().isdigit())
 
 
-def base_compiler(locked: LockedBase, client: DockerClient, *, store: Store, progress: Progress) -> ContainerCompiler:
-    """The locked base's Python; the base is loaded only when there is something to compile."""
+def base_compiler(
+    locked: LockedBase, client: DockerClient | Callable[[], DockerClient], *, store: Store, progress: Progress
+) -> ContainerCompiler:
+    """The locked base's Python; only where there is something to compile is the engine needed, and given the base."""
+    engine = client if callable(client) else lambda: client
     return ContainerCompiler(
-        client=client,
-        image=lambda: load_base(locked, client, store=store, progress=progress),
+        client=engine,
+        image=lambda: load_base(locked, engine(), store=store, progress=progress),
         interpreter=locked.interpreter,
         key=locked.config_digest,
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kitbuild.store import Store
 
 CONTENT = "/kit/content.json"
+GUEST = "guest"
 LARGE_WHEEL_BYTES = 10_000_000
 _TORCH = ("nvidia-", "cuda-", "torch", "triton")
 WORLD_WRITABLE = 0o1777
@@ -95,7 +96,7 @@ def _wheels(group: tuple[LockedWheel, ...], python: str, store: Store) -> tuple[
 def _guest_part(lock: Lock) -> Part:
     base = {"python": lock.base.python, "interpreter": lock.base.interpreter}
     inputs = {"guest": guest_sha256(), "console": wheels.script("a", "b").decode(), **base}
-    return Part(name="guest", inputs=inputs, make=partial(_guest, lock), compiles=True)
+    return Part(name=GUEST, inputs=inputs, make=partial(_guest, lock), compiles=True)
 
 
 def _guest(lock: Lock) -> tuple[tuple[Sources, ...], tuple[Node, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,9 +97,20 @@ def _write_all(listed: Sequence[tuple[str, str, tuple[Node, ...]]], *, store: St
         # Inflating and hashing release the interpreter lock.
         concurrent.futures.ThreadPoolExecutor(WORKERS) as pool,
     ):
-        jobs = [pool.submit(_write, key, name, found, store, advance) for key, name, found in listed]
-        for job in jobs:
-            job.result()
+        stop = threading.Event()
+
+        def step(amount: float) -> None:
+            if stop.is_set():
+                raise concurrent.futures.CancelledError
+            advance(amount)
+
+        jobs = [pool.submit(_write, key, name, found, store, step) for key, name, found in listed]
+        try:
+            for job in jobs:
+                job.result()
+        except BaseException:
+            stop.set()  # a failure or Ctrl-C does not wait for gigabytes
+            raise
 
 
 def _write(key: str, name: str, found: tuple[Node, ...], store: Store, advance: Callable[[float], None]) -> None:

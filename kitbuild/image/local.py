@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kitbuild.errors import ImageError
-from kitbuild.image import wheels
 from kitbuild.image.assemble import check_inputs, content_json, with_content
-from kitbuild.image.content import Listing, parts
+from kitbuild.image.content import GUEST, Listing, parts
 from kitbuild.image.entries import Entry, Link, Reader, folders, merge
 from kitbuild.image.layers import nodes
+from kitbuild.image.wheels import PREFIX
 from kitbuild.lock.files import LAYOUT
 from kitbuild.lock.models import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kitbuild.image.content import Part
     from kitbuild.image.entries import Node
@@ -35,20 +38,33 @@ _KIND = "environments"
 
 
 def materialise(
-    lock: Lock, *, recipe: bytes, python: Path, store: Store, compiler: Compiler, progress: Progress
+    lock: Lock,
+    *,
+    recipe: bytes,
+    python: Path,
+    store: Store,
+    compiler: Compiler,
+    progress: Progress,
+    wheels: bool = True,
 ) -> Path:
-    """The directory that stands for `/`; `python` becomes the environment's interpreter."""
+    """The directory that stands for `/`; `python` becomes the environment's interpreter.
+
+    Without `wheels` the packages are those that `python` has: only the guest, the kernels and the lock are laid out.
+    """
     check_inputs(lock, recipe)
-    _check_python(python, lock.base.python)
+    if wheels:
+        _check_python(python, lock.base.python)
     listed = parts(lock, recipe=recipe, store=store, baked=frozenset())
     shared = [part for part in listed if part.compiles]
     rest = [part for part in listed if not part.compiles]
+    if not wheels:
+        shared = [replace(part, compiles=False) for part in shared if part.name == GUEST]
 
     def make(chosen: Sequence[Part]) -> tuple[Node, ...]:
         made = nodes(chosen, lock.base.python, compiler, store, progress)
         return merge(_here(node, lock, python) for each in made for node in each)
 
-    key = _key([[part.name, part.inputs] for part in shared], compiler.key, str(python))
+    key = _key([[part.name, part.inputs, part.compiles] for part in shared], compiler.key, str(python))
     environment = _tree(key, store, progress, title="unpacking the wheels", make=lambda: make(shared))
     content = content_json((_facts(store, key), _listed(make(rest[:-1]))), rest[-1])
     return _tree(
@@ -58,18 +74,57 @@ def materialise(
         title="laying out the kernels",
         make=lambda: [
             *make([*rest[:-1], with_content(rest[-1], content)]),
-            Link(path=wheels.PREFIX, target=str(environment / wheels.PREFIX[1:])),
+            Link(path=PREFIX, target=str(environment / PREFIX[1:])),
         ],
     )
 
 
-def _check_python(python: Path, locked: str) -> None:
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+def find_python(locked: str, environ: Mapping[str, str]) -> Path:
+    """A Python of the locked minor version on this machine, outside of any virtual environment."""
+    minor = _minor(locked)
+    for candidate in _candidates(minor, environ):
+        try:
+            found, real = _ask(candidate)
+        except ImageError:
+            continue
+        if found == minor:
+            return real
+    raise ImageError(
+        f"there is no Python {minor} on this machine, and the lock's packages are for it",
+        hint=f"`uv python install {minor}`, or use a container engine",
+    )
+
+
+def _candidates(minor: str, environ: Mapping[str, str]) -> Iterator[Path]:
+    yield Path(sys.executable)
+    path = environ.get("PATH", os.defpath)
+    if named := shutil.which(f"python{minor}", path=path):
+        yield Path(named)
+    if uv := shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), path))):
+        command = [uv, "python", "find", "--system", "--no-python-downloads", minor]
+        done = subprocess.run(command, env=dict(environ), check=False, capture_output=True, text=True)
+        if done.returncode == 0 and done.stdout.strip():
+            yield Path(done.stdout.strip())
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _ask(python: Path) -> tuple[str, Path]:
+    """Minor version, and the interpreter itself where `python` is a virtual environment's or a shim."""
+    code = "import os, sys; print('%d.%d' % sys.version_info[:2], os.path.realpath(sys._base_executable))"
     try:
-        found = subprocess.run([python, "-ISc", code], check=True, capture_output=True, text=True).stdout.strip()
+        done = subprocess.run([python, "-ISc", code], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise ImageError(f"{python} is not a Python that runs: {error}") from error
-    minor = ".".join(locked.split(".")[:2])
+    minor, _, real = done.stdout.strip().partition(" ")
+    return minor, Path(real)
+
+
+def _check_python(python: Path, locked: str) -> None:
+    found, _real = _ask(python)
+    minor = _minor(locked)
     if found != minor:
         raise ImageError(
             f"{python} is Python {found}, the lock's packages are for {minor}",
@@ -81,7 +136,7 @@ def _here(node: Node, lock: Lock, python: Path) -> Node:
     """What names the base's interpreter names the host's instead."""
     if isinstance(node, Link) and node.target == lock.base.interpreter:
         return Link(path=node.path, target=str(python))
-    if isinstance(node, Entry) and node.path == f"{wheels.PREFIX}/pyvenv.cfg":
+    if isinstance(node, Entry) and node.path == f"{PREFIX}/pyvenv.cfg":
         settings = f"home = {python.parent}\ninclude-system-site-packages = false\nversion = {lock.base.python}\n"
         return Entry.of(node.path, settings.encode(), owner="kitbuild")
     return node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from kitbuild.errors import ImageError
 from kitbuild.image import HostCompiler, materialise
+from kitbuild.image.local import find_python
 from kitbuild.progress import Silent
 from tests.image.kit import RECIPE, SITE, locked_wheel, make_kernel, make_lock, make_wheel, new_store
 
@@ -97,3 +99,37 @@ def test_no_python(store: Store) -> None:
     """What is no Python is refused by name."""
     with pytest.raises(ImageError, match="/nonexistent/python is not a Python that runs"):
         make(make_lock(store), store, Path("/nonexistent/python"))
+
+
+def test_without_wheels(store: Store) -> None:
+    """For a given environment only guest, kernels and lock are laid out, whatever its version."""
+    lock = make_lock(store)
+    lock = lock.model_copy(update={"base": lock.base.model_copy(update={"python": "3.99.1"})})
+    root = materialise(
+        lock,
+        recipe=RECIPE,
+        python=PYTHON,
+        wheels=False,
+        store=store,
+        compiler=HostCompiler(PYTHON),
+        progress=Silent(),
+    )
+    files = set(json.loads((root / "kit/content.json").read_bytes())["files"])
+    assert "/opt/kit/lib/python3.99/site-packages/kitbuild/errors.py" in files
+    assert not [path for path in files if "tool" in path or "torch/" in path or path.endswith(".pyc")]
+
+
+def test_find_python() -> None:
+    """The Python that is found is of the asked version and no virtual environment's."""
+    found = find_python(".".join(str(part) for part in sys.version_info[:3]), os.environ)
+    code = "import sys; print(sys.version_info[:2], sys.prefix == sys.base_prefix)"
+    done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{sys.version_info[:2]} True"
+
+
+def test_find_no_python(tmp_path: Path) -> None:
+    """A version that is nowhere is named, with how to get it."""
+    with pytest.raises(ImageError) as caught:
+        find_python("3.99.1", {"PATH": str(tmp_path), "HOME": str(tmp_path)})
+    assert caught.value.message == "there is no Python 3.99 on this machine, and the lock's packages are for it"
+    assert "uv python install 3.99" in str(caught.value.hint)
