@@ -13,6 +13,8 @@ from kitbuild.base.targets import Target, dockerfile_path, load_target
 from kitbuild.errors import ImageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import docker
 
     from kitbuild.base.models import LockedBase
@@ -77,10 +79,9 @@ def _pull_upstream(client: docker.DockerClient, name: str, progress: Progress) -
             engine.engine_errors(f"pull {name}"),
             progress.activity(f"pull {name}", total=None, unit="steps") as advance,
         ):
-            for event in client.api.pull(name, stream=True, decode=True):
-                advance(1)
-                if error := event.get("error"):
-                    raise ImageError(f"the engine could not pull {name}: {error}", hint="check the name and network")
+            error = engine.last_error(client.api.pull(name, stream=True, decode=True), lambda _event: advance(1))
+        if error:
+            raise ImageError(f"the engine could not pull {name}: {error}", hint="check the name and network")
         image = engine.find_image(client, name)
     origin = engine.origin_of(image) if image else None
     return origin.digest if origin else image.id if image else None
@@ -112,19 +113,22 @@ def _docker_build(
             forcerm=True,
             decode=True,
         )
-        for event in events:
+
+        def seen(event: Mapping[str, Any]) -> None:
             for line in _lines(event):
                 last.append(line)
                 progress.note(f"build: {line}")
                 advance(1)
-            if error := event.get("error"):
-                raise ImageError(
-                    f"building {target.dockerfile} failed: {error.strip()}\n" + "\n".join(last),
-                    hint="the lines above are the build's last; it needs the network, or a BASE that has everything",
-                )
+
+        error = engine.last_error(events, seen)
+    if error:
+        raise ImageError(
+            f"building {target.dockerfile} failed: {error}\n" + "\n".join(last),
+            hint="the lines above are the build's last; it needs the network, or a BASE that has everything",
+        )
 
 
-def _lines(event: dict[str, Any]) -> list[str]:
+def _lines(event: Mapping[str, Any]) -> list[str]:
     return [line for line in event.get("stream", "").splitlines() if line.strip()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import docker
 import docker.errors
@@ -16,7 +16,7 @@ from kitbuild.base.models import Upstream
 from kitbuild.errors import ImageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from docker.models.images import Image
 
@@ -86,13 +86,23 @@ def load_base(client: docker.DockerClient, base: LockedBase, *, store: Store, ta
         )
         archive.seek(0)
         with engine_errors(f"load {tag}"):
-            for event in client.api.load_image(archive):  # type: ignore[no-untyped-call]
-                if error := event.get("error"):
-                    raise ImageError(f"the engine could not load {tag}: {error}", hint="see the engine's log")
+            error = last_error(client.api.load_image(archive))  # type: ignore[no-untyped-call]
+        if error:
+            raise ImageError(f"the engine could not load {tag}: {error}", hint="see the engine's log")
     image = find_image(client, tag)
     if image is None or image.id is None:
         raise ImageError(f"the engine loaded {tag} and does not show it", hint="see the engine's log")
     return image.id
+
+
+def last_error(events: Iterable[Mapping[str, Any]], seen: Callable[[Mapping[str, Any]], None] | None = None) -> str:
+    """Read what an engine reports to its end, which also frees the connection; the error in it, or nothing."""
+    error = ""
+    for event in events:
+        if seen is not None:
+            seen(event)
+        error = str(event.get("error") or error).strip()
+    return error
 
 
 @contextlib.contextmanager
