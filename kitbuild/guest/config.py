@@ -170,7 +170,7 @@ class Config:
     @property
     def cuda(self) -> bool:
         """Whether the target is a GPU."""
-        return self.raw["target"] != "cpu"
+        return bool(self.raw["target"] != "cpu")
 
     @property
     def strict(self) -> bool:

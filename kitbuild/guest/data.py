@@ -21,7 +21,9 @@ def load(config: Config, dataset: Dataset) -> Any:
 
     folder = config.places.inputs / dataset.folder
     files = [str(folder / name) for name in dataset.data_files]
-    held = datasets.load_dataset(dataset.format, data_files=files, split="train", cache_dir=str(config.places.cache / "datasets"))
+    held = datasets.load_dataset(
+        dataset.format, data_files=files, split="train", cache_dir=str(config.places.cache / "datasets")
+    )
     if not len(held):
         raise RunError(f"{dataset.folder} has no rows", hint="look at the split that the recipe names")
     return held
@@ -37,14 +39,19 @@ def training_rows(config: Config) -> Any:
     common = set.intersection(*(set(part.column_names) for part in parts))
     kept = next((sorted(wanted) for wanted in COLUMNS if wanted <= common), None)
     if kept is None:
-        raise RunError("the datasets have no common columns to train on", hint="give all of them messages, or prompt and completion")
+        raise RunError(
+            "the datasets have no common columns to train on",
+            hint="give all of them messages, or prompt and completion",
+        )
     parts = [part.select_columns(kept) for part in parts]
     weights = [item.weight for item in config.datasets]
     if all(weight is None for weight in weights):
         return datasets.concatenate_datasets(parts)
     given = [1.0 if weight is None else weight for weight in weights]
     shares = [weight / sum(given) for weight in given]
-    return datasets.interleave_datasets(parts, probabilities=shares, seed=config.seed, stopping_strategy="all_exhausted")
+    return datasets.interleave_datasets(
+        parts, probabilities=shares, seed=config.seed, stopping_strategy="all_exhausted"
+    )
 
 
 class Recorded:
@@ -54,6 +61,7 @@ class Recorded:
         self.collator = collator
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
+        """Collate, then sign."""
         batch: dict[str, Any] = self.collator(rows)
         mask = batch.get("attention_mask")
         tokens = int(mask.sum()) if mask is not None else batch["input_ids"].numel()

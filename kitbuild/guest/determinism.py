@@ -38,37 +38,167 @@ def _set(name: str, value: str | None, when: str, reason: str, source: str) -> S
 THREADS = "{threads}"
 TABLE: tuple[Setting, ...] = (
     _set("OMP_NUM_THREADS", THREADS, ALWAYS, "how sums are split over threads decides their bits", TORCH_NOTES),
-    _set("MKL_NUM_THREADS", THREADS, ALWAYS, "likewise, inside oneMKL", "https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2025-0/mkl-domain-num-threads.html"),
-    _set("OPENBLAS_NUM_THREADS", THREADS, ALWAYS, "likewise, inside NumPy", "https://github.com/OpenMathLib/OpenBLAS#setting-the-number-of-threads-using-environment-variables"),
-    _set("OMP_DYNAMIC", "FALSE", ALWAYS, "the runtime may otherwise use fewer threads under load", "https://www.openmp.org/spec-html/5.0/openmpse53.html"),
-    _set("MKL_DYNAMIC", "FALSE", ALWAYS, "likewise, inside oneMKL", "https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2025-0/mkl-dynamic.html"),
-    _set("TOKENIZERS_PARALLELISM", "false", ALWAYS, "its threads do not survive the fork of a worker", "https://github.com/huggingface/tokenizers/issues/187"),
-    _set("PYTHONHASHSEED", "0", ALWAYS, "the order of sets", "https://docs.python.org/3/using/cmdline.html#envvar-PYTHONHASHSEED"),
-    _set("HF_HUB_OFFLINE", "1", ALWAYS, "nothing is fetched while training", "https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables"),
-    _set("TRANSFORMERS_OFFLINE", "1", ALWAYS, "likewise", "https://huggingface.co/docs/transformers/installation#offline-mode"),
+    _set(
+        "MKL_NUM_THREADS",
+        THREADS,
+        ALWAYS,
+        "likewise, inside oneMKL",
+        "https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2025-0/mkl-domain-num-threads.html",
+    ),
+    _set(
+        "OPENBLAS_NUM_THREADS",
+        THREADS,
+        ALWAYS,
+        "likewise, inside NumPy",
+        "https://github.com/OpenMathLib/OpenBLAS#setting-the-number-of-threads-using-environment-variables",
+    ),
+    _set(
+        "OMP_DYNAMIC",
+        "FALSE",
+        ALWAYS,
+        "the runtime may otherwise use fewer threads under load",
+        "https://www.openmp.org/spec-html/5.0/openmpse53.html",
+    ),
+    _set(
+        "MKL_DYNAMIC",
+        "FALSE",
+        ALWAYS,
+        "likewise, inside oneMKL",
+        "https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2025-0/mkl-dynamic.html",
+    ),
+    _set(
+        "TOKENIZERS_PARALLELISM",
+        "false",
+        ALWAYS,
+        "its threads do not survive the fork of a worker",
+        "https://github.com/huggingface/tokenizers/issues/187",
+    ),
+    _set(
+        "PYTHONHASHSEED",
+        "0",
+        ALWAYS,
+        "the order of sets",
+        "https://docs.python.org/3/using/cmdline.html#envvar-PYTHONHASHSEED",
+    ),
+    _set(
+        "HF_HUB_OFFLINE",
+        "1",
+        ALWAYS,
+        "nothing is fetched while training",
+        "https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
+    ),
+    _set(
+        "TRANSFORMERS_OFFLINE",
+        "1",
+        ALWAYS,
+        "likewise",
+        "https://huggingface.co/docs/transformers/installation#offline-mode",
+    ),
     _set("HF_DATASETS_OFFLINE", "1", ALWAYS, "likewise", "https://huggingface.co/docs/datasets/loading#offline"),
-    _set("HF_HUB_DISABLE_TELEMETRY", None, ALWAYS, "its user agent is an illegal header for kernels", "https://github.com/huggingface/kernels"),
+    _set(
+        "HF_HUB_DISABLE_TELEMETRY",
+        None,
+        ALWAYS,
+        "its user agent is an illegal header for kernels",
+        "https://github.com/huggingface/kernels",
+    ),
     _set("LOCAL_KERNELS", None, ALWAYS, "silently replaces pinned kernels", "https://github.com/huggingface/kernels"),
-    _set("WANDB_MODE", "offline", ALWAYS, "trackers write files only", "https://docs.wandb.ai/guides/track/environment-variables"),
-    _set("PYTORCH_NVML_BASED_CUDA_CHECK", "1", ALWAYS, "looking for a GPU before the fork must not start CUDA", "https://docs.pytorch.org/docs/stable/notes/cuda.html#torch-cuda-is-available"),
-    _set("CUDA_DEVICE_ORDER", "PCI_BUS_ID", CUDA, "device numbers do not follow speed", "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars"),
-    _set("CUDA_MODULE_LOADING", "LAZY", CUDA, "kernels are loaded when first used: a faster start", "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#lazy-loading"),
-    _set("NVIDIA_TF32_OVERRIDE", "0", CUDA, "no library switches TF32 on by itself", "https://docs.nvidia.com/deeplearning/frameworks/tensorflow-user-guide/index.html#tf_32"),
-    _set("CUBLAS_WORKSPACE_CONFIG", ":4096:8", STRICT_CUDA, "cuBLAS repeats its bits only with a fixed workspace", "https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility"),
-    _set("FLASH_ATTENTION_DETERMINISTIC", "1", STRICT_CUDA, "flash attention's backward without atomics", "https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_flash_attention_utils.py"),
-    _set("NCCL_ALGO", "Ring", STRICT_CUDA, "the order of a reduction follows the algorithm", "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo"),
-    _set("NCCL_PROTO", "Simple", STRICT_CUDA, "likewise the protocol", "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto"),
-    _set("NCCL_NVLS_ENABLE", "0", STRICT_CUDA, "in-switch reductions order their sums freely", "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-nvls-enable"),
-    _set("TORCHINDUCTOR_DETERMINISTIC", "1", STRICT_CUDA, "no choice by timing in compiled code", "https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py"),
+    _set(
+        "WANDB_MODE",
+        "offline",
+        ALWAYS,
+        "trackers write files only",
+        "https://docs.wandb.ai/guides/track/environment-variables",
+    ),
+    _set(
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+        "1",
+        ALWAYS,
+        "looking for a GPU before the fork must not start CUDA",
+        "https://docs.pytorch.org/docs/stable/notes/cuda.html#torch-cuda-is-available",
+    ),
+    _set(
+        "CUDA_DEVICE_ORDER",
+        "PCI_BUS_ID",
+        CUDA,
+        "device numbers do not follow speed",
+        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars",
+    ),
+    _set(
+        "CUDA_MODULE_LOADING",
+        "LAZY",
+        CUDA,
+        "kernels are loaded when first used: a faster start",
+        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#lazy-loading",
+    ),
+    _set(
+        "NVIDIA_TF32_OVERRIDE",
+        "0",
+        CUDA,
+        "no library switches TF32 on by itself",
+        "https://docs.nvidia.com/deeplearning/frameworks/tensorflow-user-guide/index.html#tf_32",
+    ),
+    _set(
+        "CUBLAS_WORKSPACE_CONFIG",
+        ":4096:8",
+        STRICT_CUDA,
+        "cuBLAS repeats its bits only with a fixed workspace",
+        "https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility",
+    ),
+    _set(
+        "FLASH_ATTENTION_DETERMINISTIC",
+        "1",
+        STRICT_CUDA,
+        "flash attention's backward without atomics",
+        "https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_flash_attention_utils.py",
+    ),
+    _set(
+        "NCCL_ALGO",
+        "Ring",
+        STRICT_CUDA,
+        "the order of a reduction follows the algorithm",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo",
+    ),
+    _set(
+        "NCCL_PROTO",
+        "Simple",
+        STRICT_CUDA,
+        "likewise the protocol",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto",
+    ),
+    _set(
+        "NCCL_NVLS_ENABLE",
+        "0",
+        STRICT_CUDA,
+        "in-switch reductions order their sums freely",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-nvls-enable",
+    ),
+    _set(
+        "TORCHINDUCTOR_DETERMINISTIC",
+        "1",
+        STRICT_CUDA,
+        "no choice by timing in compiled code",
+        "https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py",
+    ),
 )
 
 # What strict cannot promise: `train` field, refused values, why, what to do.
 REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("auto_find_batch_size", bool, "the batch size would follow free memory", "remove it and set batch.micro"),
     ("dataloader_in_order", lambda value: value is False, "batches would come in any order", "remove it"),
-    ("torch_compile_mode", lambda value: "max-autotune" in str(value), "compiled code would be chosen by timing", "use mode default"),
+    (
+        "torch_compile_mode",
+        lambda value: "max-autotune" in str(value),
+        "compiled code would be chosen by timing",
+        "use mode default",
+    ),
     ("tf32", lambda value: value is True, "TF32 is a choice of the device", "remove it, or use determinism: record"),
-    ("optim", lambda value: "bnb" in str(value) or "8bit" in str(value), "bitsandbytes has no deterministic mode", "use adamw_torch_fused"),
+    (
+        "optim",
+        lambda value: "bnb" in str(value) or "8bit" in str(value),
+        "bitsandbytes has no deterministic mode",
+        "use adamw_torch_fused",
+    ),
 )
 
 
@@ -118,7 +248,9 @@ def refuse(config: Config) -> None:
     """Raise one error with every refusal (exit 2)."""
     problems = tuple(refusals(config))
     if problems:
-        raise RecipeError("determinism: strict cannot be kept", hint="change the recipe or use determinism: record", problems=problems)
+        raise RecipeError(
+            "determinism: strict cannot be kept", hint="change the recipe or use determinism: record", problems=problems
+        )
 
 
 def flags(config: Config) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
@@ -130,7 +262,11 @@ def flags(config: Config) -> dict[str, tuple[Callable[[], Any], Callable[[Any], 
     threads = config.launch.threads_per_process
     table: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
         "torch.num_threads": (torch.get_num_threads, torch.set_num_threads, threads),
-        "torch.float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        "torch.float32_matmul_precision": (
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            "highest",
+        ),
     }
     if not config.strict:
         return table
@@ -162,7 +298,11 @@ def apply_flags(config: Config) -> None:
 def check(config: Config, *, when: str) -> None:
     """Assert environment and flags in a worker: a library may have changed them."""
     wanted = environment(config)
-    wrong = [f"{name} is {os.environ.get(name)!r}, not {value!r}" for name, value in wanted.items() if os.environ.get(name) != value]
+    wrong = [
+        f"{name} is {os.environ.get(name)!r}, not {value!r}"
+        for name, value in wanted.items()
+        if os.environ.get(name) != value
+    ]
     for name, (read, _, value) in flags(config).items():
         found = read()
         # cuBLAS reports the pair (allowed, allow split-K) since torch 2.9.
@@ -170,4 +310,7 @@ def check(config: Config, *, when: str) -> None:
         if found != value:
             wrong.append(f"{name} is {found!r}, not {value!r}")
     if wrong:
-        raise RunError(f"settings that decide bits were changed {when}: {'; '.join(wrong)}", hint="report this: a library changed them")
+        raise RunError(
+            f"settings that decide bits were changed {when}: {'; '.join(wrong)}",
+            hint="report this: a library changed them",
+        )

@@ -66,7 +66,10 @@ class Session:
             verification.close()
         self.seconds["verify"] = time.perf_counter() - clock
         self.stop.check("verify")
-        self.phase("launch", f"{config.launch.processes_per_node} process(es), {config.launch.threads_per_process} thread(s) each")
+        self.phase(
+            "launch",
+            f"{config.launch.processes_per_node} process(es), {config.launch.threads_per_process} thread(s) each",
+        )
         from kitbuild.guest.train import Worker
 
         worker = Worker(config, self.terminal, self.stop, self.started, mode)
@@ -104,7 +107,11 @@ class Session:
         self.parts.setdefault("results", {})["seconds"] = self.seconds
         self.parts |= {"driver": manifest.driver(), "started": _utc(self.started), "finished": _utc(time.time())}
         manifest.write(self.config, self.parts)
-        told = {"exit_code": 0, "code": "ok", "message": "trained", "hint": None, "problems": []} if error is None else error.as_json()
+        told: dict[str, Any] = (
+            {"exit_code": 0, "code": "ok", "message": "trained", "hint": None, "problems": []}
+            if error is None
+            else error.as_json()
+        )
         done = self.steps_done or len(record.read_metrics(out / "metrics.jsonl"))
         rest = {"schema": "kitbuild.exit/1", "phase": self.phase_name, "steps_done": done, "steps": self.steps}
         record.write_json(out / "exit.json", {**told, **rest})
@@ -149,7 +156,9 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
     if failure is not None:
         return report(terminal, failure)
     total = session.seconds["total"]
-    terminal.say(f"done: {session.steps_done} steps in {total:.1f} s" if mode == "train" else f"{mode}: every kernel is right")
+    terminal.say(
+        f"done: {session.steps_done} steps in {total:.1f} s" if mode == "train" else f"{mode}: every kernel is right"
+    )
     return 0
 
 

@@ -10,7 +10,7 @@ from kitbuild.guest import data
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kitbuild.guest.config import Config
+    from kitbuild.guest.config import Config, Dataset
 
 
 @contextmanager
@@ -34,13 +34,13 @@ def untouched(model: Any) -> Iterator[None]:
 class Evaluation:
     """The held-out rows, prepared once and measured twice; ranks share the batches."""
 
-    def __init__(self, config: Config, trainer: Any, tokenizer: Any, say: Callable[[str], None]) -> None:
-        assert config.evaluate is not None
+    def __init__(
+        self, config: Config, dataset: Dataset, trainer: Any, tokenizer: Any, say: Callable[[str], None]
+    ) -> None:
         given = config.recipe["evaluate"]
-        rows = data.load(config, config.evaluate)
+        rows = data.load(config, dataset)
         self._rows = rows.select(range(min(given["examples"], len(rows))))
         self._batch, self._limit = given.get("batch", 25), given["max_new_tokens"]
-        self._metric = given["metric"]
         self._trainer, self._tokenizer, self._say = trainer, tokenizer, say
 
     def measure(self, when: str) -> dict[str, Any]:
@@ -108,7 +108,9 @@ class Evaluation:
                 eos_token_id=_ends(model, tokenizer),
             )  # fmt: skip
         told = tokenizer.batch_decode(out[:, held["input_ids"].shape[1] :], skip_special_tokens=True)
-        return sum(text.strip() == expected.strip() for text, (_, expected) in zip(told, pairs, strict=True)), len(pairs)
+        return sum(text.strip() == expected.strip() for text, (_, expected) in zip(told, pairs, strict=True)), len(
+            pairs
+        )
 
     def _text(self, prompt: Any) -> str:
         if isinstance(prompt, str):

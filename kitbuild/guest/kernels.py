@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
     from kitbuild.guest.config import Config, Kernel
 
-ATTENTION_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "sparse_atten_func", "flash_attn_forward")
+ATTENTION_FUNCTIONS = (
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "sparse_atten_func",
+    "flash_attn_forward",
+)
 
 
 def key(kernel: Kernel, member: str | None = None) -> str:
@@ -42,11 +48,15 @@ def load(kernel: Kernel, config: Config) -> ModuleType:
     try:
         module: ModuleType = kernels.get_kernel(kernel.repo, revision=kernel.commit)
     except Exception as error:
-        raise RunError(f"kernel {kernel} does not load: {error}", hint="lock again for this target, or choose another kernel") from error
+        raise RunError(
+            f"kernel {kernel} does not load: {error}", hint="lock again for this target, or choose another kernel"
+        ) from error
     folder = config.places.kernels / kernel.folder
     found = Path(str(module.__file__)).resolve()
     if not found.is_relative_to(folder.resolve()):
-        raise RunError(f"kernel {kernel}: {found} was loaded instead of the locked variant", hint="lock again for this target")
+        raise RunError(
+            f"kernel {kernel}: {found} was loaded instead of the locked variant", hint="lock again for this target"
+        )
     return module
 
 
@@ -85,7 +95,10 @@ def kernelize_layers(model: Any, config: Config, calls: Counter[str]) -> list[tu
     for kernel, name, layer in wanted:
         modules = [item for item in model.modules() if getattr(type(item), "kernel_layer_name", None) == name]
         if not modules:
-            raise RunError(f"{type(model).__name__} has no layer {name} for {kernel}:{layer}", hint=f"remove {name} from kernels.layers")
+            raise RunError(
+                f"{type(model).__name__} has no layer {name} for {kernel}:{layer}",
+                hint=f"remove {name} from kernels.layers",
+            )
         for module in modules:
             module.forward = counted(module.forward, key(kernel, layer), calls)
             replaced.append((module, kernel, layer))
@@ -105,12 +118,20 @@ def compare(config: Config, calls: Mapping[str, int] | None) -> None:
     """Loaded against locked, both ways; after training, used against locked as well."""
     locked = {(config.places.kernels / kernel.folder).resolve(): kernel for kernel in config.kernels}
     found = loaded_files()
-    wrong = [f"{path} is loaded and not in the lock" for path in found if not any(path.is_relative_to(top) for top in locked)]
-    wrong += [f"{kernel} is locked and not loaded" for top, kernel in locked.items() if not any(path.is_relative_to(top) for path in found)]
+    wrong = [
+        f"{path} is loaded and not in the lock" for path in found if not any(path.is_relative_to(top) for top in locked)
+    ]
+    wrong += [
+        f"{kernel} is locked and not loaded"
+        for top, kernel in locked.items()
+        if not any(path.is_relative_to(top) for path in found)
+    ]
     if calls is not None:
         wrong += [f"{name} was called 0 times in training" for name in names(config) if not calls.get(name)]
     if wrong:
-        raise RunError(f"kernels in use are not those of the lock: {'; '.join(wrong)}", hint="lock again; report it if it stays")
+        raise RunError(
+            f"kernels in use are not those of the lock: {'; '.join(wrong)}", hint="lock again; report it if it stays"
+        )
 
 
 def names(config: Config) -> list[str]:
@@ -123,7 +144,7 @@ def described(config: Config, calls: Mapping[int, Mapping[str, int]]) -> list[di
     """The archive's `kernels`: what was used, and how often in each rank."""
     rows = []
     for kernel in config.kernels:
-        members = list(kernel.layers.values()) or [kernel.member]
+        members = list[str | None](kernel.layers.values()) or [kernel.member]
         for member in members:
             name = key(kernel, member if kernel.layers else None)
             count = {str(rank): held.get(name, 0) for rank, held in sorted(calls.items())}

@@ -54,8 +54,18 @@ def command(config: Config) -> str:
     if launch.strategy == "fsdp":
         parts += ["--use_fsdp", "--fsdp_version", 2]
     if launch.nodes > 1:
-        parts += ["--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "$MASTER_PORT"]
-    return " ".join(str(part) if str(part).startswith("$") else shlex.quote(str(part)) for part in [*parts, "-m", "kitbuild.guest", "worker"])
+        parts += [
+            "--machine_rank",
+            "$NODE_RANK",
+            "--main_process_ip",
+            "$MASTER_ADDR",
+            "--main_process_port",
+            "$MASTER_PORT",
+        ]
+    return " ".join(
+        str(part) if str(part).startswith("$") else shlex.quote(str(part))
+        for part in [*parts, "-m", "kitbuild.guest", "train"]
+    )
 
 
 class Stop:
@@ -89,7 +99,9 @@ class Stop:
     def check(self, phase: str) -> None:
         """Stop here, where nothing needs to be kept."""
         if self.requested:
-            raise StoppedError(f"stopped in phase {phase}, before the first step", hint="start it again; nothing was trained")
+            raise StoppedError(
+                f"stopped in phase {phase}, before the first step", hint="start it again; nothing was trained"
+            )
 
 
 def import_libraries(config: Config) -> None:
@@ -114,7 +126,9 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if torch.cuda.is_initialized():
-        raise RunError("CUDA was started by an import, before the workers were", hint="report this with the package list")
+        raise RunError(
+            "CUDA was started by an import, before the workers were", hint="report this with the package list"
+        )
     launch, scratch = config.launch, config.places.scratch
     logs = scratch / "elastic"
     shutil.rmtree(logs, ignore_errors=True)

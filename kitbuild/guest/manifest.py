@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from kitbuild.guest.config import Config
 
 FORMAT = 1
-RECORDED = ("PYTHONHASHSEED", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
+RECORDED = (
+    "PYTHONHASHSEED",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "ONEDNN_MAX_CPU_ISA",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+)
 
 
 def cpu() -> dict[str, Any]:
@@ -50,7 +57,14 @@ def device(config: Config) -> dict[str, Any]:
         name = processor["model_name"]
         empty = dict.fromkeys(("compute_capability", "sm_count", "mig"))
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return {"kind": "cpu", "name": name, "count": config.launch.processes_per_node, "memory_bytes": memory, **empty, **common}
+        return {
+            "kind": "cpu",
+            "name": name,
+            "count": config.launch.processes_per_node,
+            "memory_bytes": memory,
+            **empty,
+            **common,
+        }
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "kind": "cuda",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kitbuild.guest.config import Config
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - asked for its size only
 SHARED_MEMORY_BYTES = 48 << 20
 GIB = 1 << 30
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (minor-version compatibility)
@@ -28,7 +29,13 @@ BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def check(config: Config, environ: Mapping[str, str]) -> list[str]:
     """Raise one error with every problem (exit 6); return what is only worth a line."""
-    problems = [*_writable(config), *_shared_memory(config), *_device(config), *_memory(config), *_nodes(config, environ)]
+    problems = [
+        *_writable(config),
+        *_shared_memory(config),
+        *_device(config),
+        *_memory(config),
+        *_nodes(config, environ),
+    ]
     if problems:
         text = "; ".join(problem.message for problem in problems)
         hint = next((problem.hint for problem in problems if problem.hint), None)
@@ -50,10 +57,10 @@ def _writable(config: Config) -> Iterator[Problem]:
 
 def _shared_memory(config: Config) -> Iterator[Problem]:
     several = config.launch.processes_per_node > 1 or config.train.get("dataloader_num_workers", 0) > 0
-    if several and Path("/dev/shm").is_dir():  # noqa: S108 - asked for its size
-        free = shutil.disk_usage("/dev/shm").free  # noqa: S108
+    if several and SHARED_MEMORY.is_dir():
+        free = shutil.disk_usage(SHARED_MEMORY).free
         if free < SHARED_MEMORY_BYTES:
-            text = f"/dev/shm has {free >> 20} MiB free; processes exchange tensors through it"
+            text = f"{SHARED_MEMORY} has {free >> 20} MiB free; processes exchange tensors through it"
             yield Problem(message=text, hint="start the container with --shm-size 1g")
 
 
@@ -73,7 +80,9 @@ def _device(config: Config) -> Iterator[Problem]:
     major = int(str(config.raw["base"].get("cuda") or "12").split(".")[0])
     needed = MINIMUM_DRIVER.get(major, 0)
     if found and int(found[1]) < needed and config.locked:
-        yield Problem(message=f"driver {found[1]} is older than {needed}, which CUDA {major} needs", hint="update the driver")
+        yield Problem(
+            message=f"driver {found[1]} is older than {needed}, which CUDA {major} needs", hint="update the driver"
+        )
 
 
 def parameters(config: Config) -> int:
@@ -138,7 +147,10 @@ def free_memory() -> int | None:
         return None
     found = re.search(r"MemAvailable:\s+(\d+) kB", text)
     free = int(found[1]) * 1024 if found else None
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         try:
             rest = int(Path("/sys/fs/cgroup", limit).read_text()) - int(Path("/sys/fs/cgroup", used).read_text())
         except (OSError, ValueError):

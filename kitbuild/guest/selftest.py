@@ -5,9 +5,12 @@ Runs in a worker. Takes no random number from the global generators: training's 
 
 from __future__ import annotations
 
+import copy
+import inspect
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.errors import RunError
+from kitbuild.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -22,50 +25,46 @@ DOCUMENTS = (5, 16, 12)
 
 def attention(config: Config, module: ModuleType, shape: dict[str, int]) -> None:
     """Padded and variable-length attention of the locked kernel; documents must not see each other."""
+    for name, lengths in (("flash_attn_func", (LENGTH,)), ("flash_attn_varlen_func", DOCUMENTS)):
+        function = getattr(module, name, None)
+        if function is not None:
+            _attention(config, name, function, shape, lengths)
+
+
+def _attention(config: Config, name: str, function: Any, shape: dict[str, int], lengths: tuple[int, ...]) -> None:
     import torch
 
-    kernel = config.attention_kernel
-    assert kernel is not None
     dtype, device = getattr(torch, config.recipe["model"]["dtype"]), "cuda" if config.cuda else "cpu"
     generator = torch.Generator().manual_seed(0)
+    batch = 2 if len(lengths) == 1 else 1
 
-    def values(batch: int, heads: int) -> Any:
-        return torch.randn(batch, LENGTH, heads, shape["head_dim"], generator=generator).to(device, dtype).requires_grad_()
+    def values(heads: int) -> Any:
+        return torch.randn(batch, LENGTH, heads, shape["head_dim"], generator=generator).to(device, dtype)
 
-    for name, batch, bounds in (("flash_attn_func", 2, None), ("flash_attn_varlen_func", 1, _bounds(torch, device))):
-        function = getattr(module, name, None)
-        if function is None:
-            continue
-        inputs = (values(batch, shape["heads"]), values(batch, shape["kv_heads"]), values(batch, shape["kv_heads"]))
-        grad = torch.randn(inputs[0].shape, generator=generator).to(device, dtype)
-        extra = {"deterministic": True} if config.strict and "deterministic" in _parameters(function) else {}
+    grad, *inputs = (values(shape[name]) for name in ("heads", "heads", "kv_heads", "kv_heads"))
+    inputs = [item.requires_grad_() for item in inputs]
+    extra = {"deterministic": True} if config.strict and _takes(function, "deterministic") else {}
+    if config.strict and config.cuda and not extra:
+        text = f"kernel {config.attention_kernel}: {name} offers no deterministic backward"
+        raise RecipeError(text, hint="another attention kernel, or determinism: record")
 
-        def run(function: Any = function, inputs: Any = inputs, bounds: Any = bounds, extra: Any = extra) -> Any:
-            if bounds is None:
-                return function(*inputs, causal=True, **extra)
-            flat = [item.flatten(0, 1) for item in inputs]
-            return function(*flat, bounds, bounds, max(DOCUMENTS), max(DOCUMENTS), causal=True, **extra)
+    def run() -> Any:
+        if len(lengths) == 1:
+            return function(*inputs, causal=True, **extra)
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        flat = [item.flatten(0, 1) for item in inputs]
+        return function(*flat, bounds, bounds, max(lengths), max(lengths), causal=True, **extra)
 
-        expected = _reference(inputs, grad, DOCUMENTS if bounds is not None else (LENGTH,))
-        _compare(kernel, config, f"{name} ({_named(shape)})", lambda: _forward_backward(run, inputs, grad), expected)
-
-
-def _bounds(torch: Any, device: str) -> Any:
-    sums = [sum(DOCUMENTS[:index]) for index in range(len(DOCUMENTS) + 1)]
-    return torch.tensor(sums, dtype=torch.int32, device=device)
+    named = f"{name} ({shape['heads']} heads on {shape['kv_heads']}, width {shape['head_dim']})"
+    expected = _reference(inputs, grad, lengths)
+    _compare(config.attention_kernel, config, named, lambda: _forward_backward(run, inputs, grad), expected)
 
 
-def _named(shape: dict[str, int]) -> str:
-    return f"{shape['heads']} heads on {shape['kv_heads']}, width {shape['head_dim']}"
-
-
-def _parameters(function: Any) -> set[str]:
-    import inspect
-
+def _takes(function: Any, name: str) -> bool:
     try:
-        return set(inspect.signature(function).parameters)
+        return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return set()
+        return False
 
 
 def _forward_backward(run: Any, inputs: Any, grad: Any) -> list[Any]:
@@ -95,31 +94,33 @@ def _reference(inputs: Any, grad: Any, lengths: tuple[int, ...]) -> list[Any]:
 
 def layers(config: Config, replaced: list[tuple[Any, Kernel, str]]) -> None:
     """Each kind of replaced layer against the class's own forward in fp32, at the layer's own width."""
-    import copy
-
-    import torch
-
     done = set()
     for module, kernel, layer in replaced:
         weight = getattr(module, "weight", None)
         known = (type(module), None if weight is None else tuple(weight.shape), layer)
-        if weight is None or known in done:
-            continue
-        done.add(known)
-        generator = torch.Generator().manual_seed(1)
-        hidden = torch.randn(2, 7, weight.shape[-1], generator=generator).to(weight.device, weight.dtype).requires_grad_()
-        grad = torch.randn(hidden.shape, generator=generator).to(weight.device, weight.dtype)
-        plain = copy.copy(module)
-        plain.__dict__ = {**module.__dict__, "_parameters": {"weight": torch.nn.Parameter(weight.detach().float())}}
-        plain.__dict__.pop("forward", None)
-        wide = hidden.detach().float().requires_grad_()
-        out = plain(wide)
-        expected = [out.detach(), *torch.autograd.grad(out, (wide, plain.weight), grad.float())]
-        name = f"{layer} for {type(module).__name__} of {weight.shape[-1]}"
-        _compare(kernel, config, name, lambda: _forward_backward(lambda: module(hidden), (hidden, module.weight), grad), expected)  # noqa: B023 - called at once
+        if weight is not None and known not in done:
+            done.add(known)
+            _layer(config, module, kernel, layer)
 
 
-def _compare(kernel: Kernel, config: Config, name: str, run: Any, expected: list[Any]) -> None:
+def _layer(config: Config, module: Any, kernel: Kernel, layer: str) -> None:
+    import torch
+
+    weight, generator = module.weight, torch.Generator().manual_seed(1)
+    size = (2, 7, weight.shape[-1])
+    hidden, grad = (torch.randn(size, generator=generator).to(weight.device, weight.dtype) for _ in range(2))
+    hidden.requires_grad_()
+    plain = copy.copy(module)
+    plain.__dict__ = {**module.__dict__, "_parameters": {"weight": torch.nn.Parameter(weight.detach().float())}}
+    plain.__dict__.pop("forward")
+    wide = hidden.detach().float().requires_grad_()
+    out = plain(wide)
+    expected = [out.detach(), *torch.autograd.grad(out, (wide, plain.weight), grad.float())]
+    name = f"{layer} for {type(module).__name__} of {weight.shape[-1]}"
+    _compare(kernel, config, name, lambda: _forward_backward(lambda: module(hidden), (hidden, weight), grad), expected)
+
+
+def _compare(kernel: Kernel | None, config: Config, name: str, run: Any, expected: list[Any]) -> None:
     """Raise where a value or a gradient is not the reference's."""
     allowed = TOLERANCE[config.recipe["model"]["dtype"]]
     advice = "pin another version of the kernel, or another kernel, and lock again"

@@ -25,7 +25,18 @@ from kitbuild.guest.trainer import KitTrainer, Recorder, last_checkpoint
 if TYPE_CHECKING:
     from kitbuild.guest.config import Config
 
-DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE")
+DISTRIBUTED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GROUP_WORLD_SIZE",
+)
 STRATEGY_TYPES = {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}
 
 
@@ -50,7 +61,7 @@ class Worker:
         self.terminal.capture(places.out / "logs" / f"rank-{self.rank}.log")
         try:
             result = self.work()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - any error becomes a message and exit 6
             traceback.print_exc()
             known = classify(error)
             told = {"code": known.code, "message": known.message, "hint": known.hint, "time": time.time()}
@@ -110,7 +121,9 @@ class Worker:
         chosen: dict[str, Any] = {"attn_implementation": config.attention, "dtype": dtype}
         with torch.device("cuda") if config.cuda and not config.has_weights else torch.device("cpu"):
             if config.has_weights:
-                model = transformers.AutoModelForCausalLM.from_pretrained(places.inputs / "model", local_files_only=True, **chosen)
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    places.inputs / "model", local_files_only=True, **chosen
+                )
             else:
                 model = transformers.AutoModelForCausalLM.from_config(settings, **chosen)
         if config.cuda:
@@ -130,7 +143,11 @@ class Worker:
             from peft import LoraConfig
 
             peft = LoraConfig(task_type="CAUSAL_LM", **config.recipe["lora"])
-        held = {"world_size": config.launch.world_size, "content_sha256": config.raw["content_sha256"], "evaluate_before": None}
+        held = {
+            "world_size": config.launch.world_size,
+            "content_sha256": config.raw["content_sha256"],
+            "evaluate_before": None,
+        }
         recorder = Recorder(
             metrics=record.Metrics(config.places.out / "metrics.jsonl"),
             stop=self.stop, progress=self.progress, kept=held, first=self.rank == 0, started=self.started,
@@ -140,7 +157,10 @@ class Worker:
             train_dataset=data.training_rows(config), processing_class=tokenizer, peft_config=peft,
         )  # fmt: skip
         if config.recipe.get("liger") and not kernels.liger_patched(trainer.model):
-            raise RunError("Liger is in the recipe and nothing of it is in the model", hint="this model has no Liger patch; set liger: false")
+            raise RunError(
+                "Liger is in the recipe and nothing of it is in the model",
+                hint="this model has no Liger patch; set liger: false",
+            )
         return trainer
 
     def proven(self, trainer: KitTrainer) -> dict[str, Any]:
@@ -151,16 +171,26 @@ class Worker:
         wanted = STRATEGY_TYPES.get(config.launch.strategy)
         if (wanted and kind != wanted) or accelerator.num_processes != config.launch.world_size:
             asked = f"{config.launch.strategy} on {config.launch.world_size} processes"
-            raise RunError(f"{asked} was asked for, {kind} on {accelerator.num_processes} was set up", hint="use launch.strategy: ddp")
-        used = trainer.model.config._attn_implementation  # noqa: SLF001 - no public name
+            raise RunError(
+                f"{asked} was asked for, {kind} on {accelerator.num_processes} was set up",
+                hint="use launch.strategy: ddp",
+            )
+        used = attention_of(trainer.model)
         if used != config.attention:
-            raise RunError(f"attention is {used}, the lock says {config.attention}", hint="lock again; report it if it stays")
-        return {"rank": self.rank, "distributed_type": kind, "device": str(accelerator.device), "threads": torch.get_num_threads()}
+            raise RunError(
+                f"attention is {used}, the lock says {config.attention}", hint="lock again; report it if it stays"
+            )
+        return {
+            "rank": self.rank,
+            "distributed_type": kind,
+            "device": str(accelerator.device),
+            "threads": torch.get_num_threads(),
+        }
 
     def train(self, trainer: KitTrainer, tokenizer: Any, proven: dict[str, Any], replaced: Any) -> dict[str, Any]:
         """Evaluate, train, compare, save, evaluate."""
         config, recorder = self.config, trainer.recorder
-        evaluation = Evaluation(config, trainer, tokenizer, self.say) if config.evaluate else None
+        evaluation = Evaluation(config, config.evaluate, trainer, tokenizer, self.say) if config.evaluate else None
         resumed = self.resumed(recorder)
         if evaluation and recorder.kept["evaluate_before"] is None:
             self.phase("evaluate", "before training")
@@ -205,7 +235,10 @@ class Worker:
         folder, mark = found
         for name in ("world_size", "content_sha256"):
             if mark[name] != recorder.kept[name]:
-                raise RunError(f"the checkpoint has {name} {mark[name]}, the lock {recorder.kept[name]}", hint="resume with the run's own lock")
+                raise RunError(
+                    f"the checkpoint has {name} {mark[name]}, the lock {recorder.kept[name]}",
+                    hint="resume with the run's own lock",
+                )
         recorder.kept["evaluate_before"] = mark["evaluate_before"]
         recorder.step = mark["step"]
         if recorder.first:
@@ -220,7 +253,10 @@ class Worker:
             "device": manifest.device(config),
             "build": manifest.build(),
             "arguments": resolved(trainer.args),
-            "attention": {"requested": (config.recipe.get("kernels") or {}).get("attention", "sdpa"), "used": trainer.model.config._attn_implementation},  # noqa: SLF001
+            "attention": {
+                "requested": (config.recipe.get("kernels") or {}).get("attention", "sdpa"),
+                "used": attention_of(trainer.model),
+            },
             "liger": {"options": liger, "patched": kernels.liger_patched(trainer.model)} if liger else None,
             "layers": sorted({type(module).__name__ for module, _, _ in replaced}),
             "rows": len(trainer.train_dataset),
@@ -261,9 +297,19 @@ class Worker:
         speed = line["tokens"] / seconds
         final = line["step"] >= steps
         if self.status.due() or final:
-            self.status.write("train", step=line["step"], steps=steps, loss=line["loss"], tokens_per_second=speed, seconds_left=left)
+            self.status.write(
+                "train", step=line["step"], steps=steps, loss=line["loss"], tokens_per_second=speed, seconds_left=left
+            )
         every = 0.0 if final or line["step"] == 1 else 5.0
-        self.terminal.say(f"step {line['step']}/{steps} loss {line['loss']:.4f} {speed:,.0f} tokens/s, {left:.0f} s left", every_seconds=every)
+        self.terminal.say(
+            f"step {line['step']}/{steps} loss {line['loss']:.4f} {speed:,.0f} tokens/s, {left:.0f} s left",
+            every_seconds=every,
+        )
+
+
+def attention_of(model: Any) -> str:
+    """The attention implementation in force."""
+    return str(model.config._attn_implementation)  # noqa: SLF001 - there is no public name
 
 
 def shape(settings: Any) -> dict[str, int]:
@@ -319,7 +365,11 @@ def _strategy(config: Config) -> dict[str, Any]:
         zero = {"stage": launch_.zero_stage or 2, "overlap_comm": False}
         if zero["stage"] == 3:  # noqa: PLR2004 - ZeRO's name
             zero["stage3_gather_16bit_weights_on_model_save"] = True
-        batch = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}
+        batch = {
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+        }
         return {"deepspeed": {"zero_optimization": zero, "bf16": {"enabled": "auto"}, **batch}}
     if launch_.strategy == "fsdp":
         return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}}
@@ -341,7 +391,9 @@ def check_defaults(config: Config) -> None:
         if here != there and not (isinstance(there, str) and not isinstance(item.default, str)):
             wrong.append(f"{item.name} defaults to {here!r}, the lock says {there!r}")
     if wrong:
-        raise VerificationError(f"the trainer's defaults are not the locked ones: {'; '.join(wrong)}", hint="build the image again")
+        raise VerificationError(
+            f"the trainer's defaults are not the locked ones: {'; '.join(wrong)}", hint="build the image again"
+        )
 
 
 def plain(value: Any) -> Any:
@@ -354,7 +406,9 @@ def plain(value: Any) -> Any:
 def resolved(args: SFTConfig) -> dict[str, Any]:
     """Every argument in force, less this machine's places."""
     held = plain(args.to_dict())
-    return {name: value for name, value in sorted(held.items()) if name not in ("output_dir", "logging_dir", "run_name")}
+    return {
+        name: value for name, value in sorted(held.items()) if name not in ("output_dir", "logging_dir", "run_name")
+    }
 
 
 def classify(error: BaseException) -> KitbuildError:
@@ -365,9 +419,18 @@ def classify(error: BaseException) -> KitbuildError:
     first = text.strip().splitlines()[0][:500] if text.strip() else type(error).__name__
     out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in text
     if out_of_memory or "CUDA out of memory" in text:
-        return RunError(f"out of memory: {first}", hint="lower batch.micro or train.max_length, or use gradient_checkpointing")
+        return RunError(
+            f"out of memory: {first}", hint="lower batch.micro or train.max_length, or use gradient_checkpointing"
+        )
     if "deterministic" in text and isinstance(error, RuntimeError):
-        return RecipeError(f"determinism: strict cannot be kept: {first}", hint="another attention or layer, or determinism: record")
+        return RecipeError(
+            f"determinism: strict cannot be kept: {first}", hint="another attention or layer, or determinism: record"
+        )
     if isinstance(error, OSError) and error.errno == 28:  # noqa: PLR2004 - ENOSPC
-        return RunError("no space left on the device while training", hint="free space for the run directory, then resume")
-    return RunError(f"training failed: {type(error).__name__}: {first}", hint="the traceback is in logs/rank-0.log of the run directory")
+        return RunError(
+            "no space left on the device while training", hint="free space for the run directory, then resume"
+        )
+    return RunError(
+        f"training failed: {type(error).__name__}: {first}",
+        hint="the traceback is in logs/rank-0.log of the run directory",
+    )

@@ -95,9 +95,24 @@ class Recorder:
         records = [bytes(row.tolist()) for row in order]
         digest = hashlib.sha256(b"".join(item[:32] for item in records)).hexdigest()
         tokens = sum(int.from_bytes(item[32:], "little") for item in records)
-        line = {**taken, "loss": total.item(), "grad_norm": float(taken["grad_norm"]), "tokens": tokens, "batch_sha256": digest}
+        line = {
+            **taken,
+            "loss": total.item(),
+            "grad_norm": float(taken["grad_norm"]),
+            "tokens": tokens,
+            "batch_sha256": digest,
+        }
         if self.first:
-            names = ("step", "loss", "grad_norm", "learning_rate", "tokens", "batch_sha256", "seconds", "peak_memory_bytes")
+            names = (
+                "step",
+                "loss",
+                "grad_norm",
+                "learning_rate",
+                "tokens",
+                "batch_sha256",
+                "seconds",
+                "peak_memory_bytes",
+            )
             self.metrics.append({name: line[name] for name in names})
             self.progress(line, self.steps)
 
@@ -115,7 +130,8 @@ class KitTrainer(SFTTrainer):  # type: ignore[misc]
     def __init__(self, *, recorder: Recorder, tracked: bool, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.recorder, self.tracked = recorder, tracked
-        self.data_collator = Recorded(self.data_collator)
+        collator: Any = self.data_collator
+        self.data_collator: Any = Recorded(collator)
 
     def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:
         """Take the batches' digests off them."""
@@ -123,17 +139,17 @@ class KitTrainer(SFTTrainer):  # type: ignore[misc]
         self.recorder.batches += [batch.pop(KEY) for batch in batches]
         return batches, count
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:  # noqa: FBT001, FBT002 - TRL's signature
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
         """TRL's loss, without the statistics that it takes off the device for its log in each micro-batch."""
         if self.tracked or not model.training:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return super().compute_loss(model, inputs, *arguments, **named)
         inputs["use_cache"] = False
         if self.aux_loss_enabled:
             inputs["output_router_logits"] = True
         if self.args.use_liger_kernel:
             inputs["skip_logits"] = True
             inputs["use_token_scaling"] = self.args.loss_type == "dft"
-        return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+        return Trainer.compute_loss(self, model, inputs, *arguments, **named)
 
     def training_step(self, *arguments: Any, **named: Any) -> Any:
         """Keep the loss that was differentiated."""
@@ -165,6 +181,5 @@ class KitTrainer(SFTTrainer):  # type: ignore[misc]
 
 def last_checkpoint(checkpoints: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that was written to its end."""
-    marks = [path for path in checkpoints.glob(f"checkpoint-*/{MARK}")]
-    held = [(path.parent, json.loads(path.read_bytes())) for path in marks]
+    held = [(path.parent, json.loads(path.read_bytes())) for path in checkpoints.glob(f"checkpoint-*/{MARK}")]
     return max(held, key=lambda item: item[1]["step"]) if held else None

@@ -107,7 +107,13 @@ def zygote(train_python: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     command = [train_python, str(Path(__file__).parent / "zygote.py"), str(REPOSITORY), json.dumps(environ)]
     with (folder / "zygote.log").open("w") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder, env={**os.environ, **environ}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=folder,
+            env={**os.environ, **environ},
         )
         yield Guest(folder, process)
         assert process.stdin is not None

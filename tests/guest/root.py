@@ -7,7 +7,19 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.lock.models import Argument, Defaults, Lock, LockedBase, LockedDataset, LockedFile, LockedKernel, LockedModel, LockedTree, Maker, PackageSet
+from kitbuild.lock.models import (
+    Argument,
+    Defaults,
+    Lock,
+    LockedBase,
+    LockedDataset,
+    LockedFile,
+    LockedKernel,
+    LockedModel,
+    LockedTree,
+    Maker,
+    PackageSet,
+)
 from kitbuild.recipe.models import Recipe
 from tests.hub import content, kernel_repos
 
@@ -29,7 +41,12 @@ class Root:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {"KIT_ROOT": str(self.path), "KIT_OUT": str(self.out), "KIT_CACHE": str(self.cache), "KIT_ENGINE": "local"}
+        return {
+            "KIT_ROOT": str(self.path),
+            "KIT_OUT": str(self.out),
+            "KIT_CACHE": str(self.cache),
+            "KIT_ENGINE": "local",
+        }
 
 
 def recipe(**changes: Any) -> dict[str, Any]:
@@ -49,24 +66,31 @@ def recipe(**changes: Any) -> dict[str, Any]:
 
 
 def locked(files: Mapping[str, bytes]) -> tuple[LockedFile, ...]:
-    return tuple(LockedFile(path=path, size=len(data), sha256=hashlib.sha256(data).hexdigest()) for path, data in sorted(files.items()))
+    return tuple(
+        LockedFile(path=path, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        for path, data in sorted(files.items())
+    )
 
 
 def kernel(role: str, repo: str, commit: str, files: Mapping[str, bytes], layers: dict[str, str]) -> LockedKernel:
     return LockedKernel(
-        role=role,  # type: ignore[arg-type]
+        role=role,
         repo=repo, revision="v1", commit=commit, member=None, layers=layers, variant="torch-cpu", rejected=(), kernel_version=1,
-        files=locked(files), metadata_sha256=ZERO, metadata_digest=None, dependencies=(), publisher=repo.split("/")[0],
+        files=locked(files), metadata_sha256=ZERO, metadata_digest=None, dependencies=(), publisher=repo.partition("/")[0],
         trusted=True, signature="absent",
     )  # fmt: skip
 
 
-def lock_of(given: Recipe, inputs: Mapping[str, Mapping[str, bytes]], kernels: tuple[LockedKernel, ...], defaults: Defaults) -> Lock:
+def lock_of(
+    given: Recipe, inputs: Mapping[str, Mapping[str, bytes]], kernels: tuple[LockedKernel, ...], defaults: Defaults
+) -> Lock:
     def tree(name: str) -> LockedTree:
         return LockedTree(path=name, files=locked(inputs[name]))
 
     def dataset(name: str, weight: float | None = None) -> LockedDataset:
-        return LockedDataset(tree=tree(name), format="json", config=None, split="train", data_files=tuple(inputs[name]), weight=weight)
+        return LockedDataset(
+            tree=tree(name), format="json", config=None, split="train", data_files=tuple(inputs[name]), weight=weight
+        )
 
     digest = "sha256:" + ZERO
     base = LockedBase(
@@ -96,8 +120,12 @@ def build(
     **changes: Any,
 ) -> Root:
     """Write the whole tree; `attention` is the source of the attention kernel."""
-    given = Recipe.model_validate({key: tuple(value) if isinstance(value, list) else value for key, value in recipe(**changes).items()})
-    inputs: dict[str, Mapping[str, bytes]] = {f"data/{index}": {"chats.jsonl": content.chat_rows(40 * index, 24)} for index in range(len(given.dataset))}
+    given = Recipe.model_validate(
+        {key: tuple(value) if isinstance(value, list) else value for key, value in recipe(**changes).items()}
+    )
+    inputs: dict[str, Mapping[str, bytes]] = {
+        f"data/{index}": {"chats.jsonl": content.chat_rows(40 * index, 24)} for index in range(len(given.dataset))
+    }
     if given.model.config is None:
         inputs["model"] = content.qwen3_files(seed=3, tied=True)
     else:
@@ -119,7 +147,11 @@ def build(
     declared = {"trl.SFTConfig": dict(defaults)} if defaults else {}
     lock = lock_of(given, inputs, tuple(kernels), Defaults(declared=declared, arguments=values, device_dependent=()))
     held = {f"inputs/{name}/{path}": data for name, tree in inputs.items() for path, data in tree.items()}
-    image = {"kit/lock.json": lock.to_bytes(), "kit/recipe.yaml": b"kitbuild: 1\n", "opt/kit/lib/fake.py": b"# one file of the venv\n"}
+    image = {
+        "kit/lock.json": lock.to_bytes(),
+        "kit/recipe.yaml": b"kitbuild: 1\n",
+        "opt/kit/lib/fake.py": b"# one file of the venv\n",
+    }
     for repo, (commit, files) in repos.items():
         top = f"kit/kernels/kernels--{repo.replace('/', '--')}"
         image |= {f"{top}/snapshots/{commit}/{path}": data for path, data in files.items()}

@@ -21,7 +21,7 @@ TRAIN: dict[str, Any] = {"max_length": 128, "learning_rate": 1e-3, "max_steps": 
 
 
 def same(left: Run, right: Run) -> None:
-    assert (0, 0) == (left.rc, right.rc), left.terminal + right.terminal
+    assert (left.rc, right.rc) == (0, 0), left.terminal + right.terminal
     assert left.values == right.values
     assert left.weights == right.weights
     assert len(left.weights) > 10
@@ -33,17 +33,19 @@ def test_two_runs_are_identical_and_everything_is_recorded(guest: Guest) -> None
     first, second = guest.run(), guest.run()
     same(first, second)
     manifest = first.manifest
-    assert (4, True, 1) == (len(first.values), manifest["complete"], manifest["format"])
-    # 4 steps × 2 micro-batches × 2 layers, twice (checkpointing recomputes); 4 norms a layer likewise, and the last one.
-    assert [{"0": 32}, {"0": 136}] == [item["calls"] for item in manifest["kernels"]]
-    assert [ATTENTION, LAYERS] == [item["repo"] for item in manifest["kernels"]]
+    assert (len(first.values), manifest["complete"], manifest["format"]) == (4, True, 1)
+    # 4 steps of 2 micro-batches through 2 layers, twice (checkpointing recomputes); 4 norms a layer likewise, and the last one.
+    assert [item["calls"] for item in manifest["kernels"]] == [{"0": 32}, {"0": 136}]
+    assert [item["repo"] for item in manifest["kernels"]] == [ATTENTION, LAYERS]
     assert manifest["results"]["evaluate"]["after"]["loss"] != manifest["results"]["evaluate"]["before"]["loss"]
     assert manifest["results"]["evaluate"] == second.manifest["results"]["evaluate"]
     assert manifest["results"]["loss_last"] == first.metrics[-1]["loss"]
     assert f"{ATTENTION}@{ATTENTION_COMMIT}" == manifest["attention"]["used"]
     assert {"exit_code": 0, "code": "ok", "steps_done": 4, "steps": 4}.items() <= first.exit.items()
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(os.listdir(first.out / "model"))
-    assert "done" == json.loads((first.out / "status.json").read_bytes())["phase"]
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {
+        path.name for path in (first.out / "model").iterdir()
+    }
+    assert json.loads((first.out / "status.json").read_bytes())["phase"] == "done"
 
 
 def test_only_short_lines_reach_the_terminal(guest: Guest) -> None:
@@ -51,7 +53,7 @@ def test_only_short_lines_reach_the_terminal(guest: Guest) -> None:
     guest.build(**PLAIN)
     run = guest.run()
     lines = run.terminal.splitlines()
-    assert 0 == run.rc
+    assert run.rc == 0
     assert all(line.startswith("kit: ") for line in lines), run.terminal
     assert any(line.startswith("kit: step 4/4 loss ") for line in lines)
 
@@ -92,7 +94,7 @@ def test_variants_repeat_and_resume(guest: Guest, changes: dict[str, Any]) -> No
     whole, again = guest.run(), guest.run()
     same(whole, again)
     stopped = guest.run(terminate_after=2)
-    assert 10 == stopped.rc, stopped.terminal
+    assert stopped.rc == 10, stopped.terminal
     resumed = guest.run(out=stopped.out, environ={"KIT_RESUME": "1"})
     same(whole, resumed)
 
@@ -104,7 +106,7 @@ def test_stopped_at_each_step(guest: Guest) -> None:
     for step in (1, 2, 3):
         stopped = guest.run(terminate_after=step)
         assert {"exit_code": 10, "code": "stopped", "steps_done": step, "steps": 4}.items() <= stopped.exit.items()
-        assert (10, False) == (stopped.rc, stopped.manifest["complete"])
+        assert (stopped.rc, stopped.manifest["complete"]) == (10, False)
         resumed = guest.run(out=stopped.out, environ={"KIT_RESUME": "1"})
         same(whole, resumed)
         assert whole.manifest["results"]["evaluate"] == resumed.manifest["results"]["evaluate"]
@@ -130,18 +132,23 @@ def test_two_processes_see_the_batches_of_one(guest: Guest) -> None:
     two = guest.run()
     assert [line["batch_sha256"] for line in one.metrics] == [line["batch_sha256"] for line in two.metrics]
     assert one.values[0][1] == two.values[0][1]
-    assert 2 == len(two.manifest["launch"]["proven"])
-    assert "MULTI_CPU" == two.manifest["launch"]["proven"][0]["distributed_type"]
+    assert len(two.manifest["launch"]["proven"]) == 2
+    assert two.manifest["launch"]["proven"][0]["distributed_type"] == "MULTI_CPU"
 
 
 @pytest.mark.parametrize(
-    ("source", "text"), [("broken_backward", "fails in flash_attn_func"), ("nan_attention", "is wrong in"), ("leaky_attention", "is wrong in flash_attn_varlen_func")]
+    ("source", "text"),
+    [
+        ("broken_backward", "fails in flash_attn_func"),
+        ("nan_attention", "is wrong in"),
+        ("leaky_attention", "is wrong in flash_attn_varlen_func"),
+    ],
 )
 def test_wrong_kernels_do_not_train(guest: Guest, source: str, text: str) -> None:
     """A kernel whose backward fails, whose values are wrong or whose documents leak is named, with its commit."""
     guest.build(attention=source)
     run = guest.run()
-    assert (6, []) == (run.rc, run.metrics)
+    assert (run.rc, run.metrics) == (6, [])
     assert f"kernel {ATTENTION} @ aaaaaaa, variant torch-cpu {text}" in run.exit["message"]
 
 
@@ -149,7 +156,7 @@ def test_selftest_alone(guest: Guest) -> None:
     """`kit selftest` tests the kernels and trains nothing."""
     guest.build()
     run = guest.run("selftest")
-    assert (0, []) == (run.rc, run.metrics)
+    assert (run.rc, run.metrics) == (0, [])
     assert "kit: selftest: every kernel is right" in run.terminal
 
 
@@ -161,8 +168,8 @@ def test_flipped_byte_trains_nothing(guest: Guest) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     run = guest.run()
-    assert (7, [], False) == (run.rc, run.metrics, (run.out / "model").exists())
-    assert ["/inputs/model/model.safetensors"] == [problem["file"] for problem in run.exit["problems"]]
+    assert (run.rc, run.metrics, (run.out / "model").exists()) == (7, [], False)
+    assert [problem["file"] for problem in run.exit["problems"]] == ["/inputs/model/model.safetensors"]
 
 
 def test_signal_to_the_entry_process(guest: Guest) -> None:
@@ -172,7 +179,7 @@ def test_signal_to_the_entry_process(guest: Guest) -> None:
     wait_for(lambda: len(run.metrics) > 2, run)
     os.kill(run.pid, signal.SIGTERM)
     run.wait()
-    assert 10 == run.rc, run.terminal
+    assert run.rc == 10, run.terminal
     assert (run.out / f"checkpoints/checkpoint-{run.exit['steps_done']}/kit.json").exists()
     assert run.exit["steps_done"] == len(run.metrics)
 
@@ -184,7 +191,7 @@ def test_killed_worker(guest: Guest) -> None:
     wait_for(lambda: len(run.metrics) > 2, run)
     os.kill(children(run.pid)[0], signal.SIGKILL)
     run.wait()
-    assert 6 == run.rc, run.terminal
+    assert run.rc == 6, run.terminal
     assert "worker 0 was killed (SIGKILL)" in run.exit["message"]
     assert run.manifest["results"]["steps"] == len(run.metrics)
 
@@ -195,7 +202,7 @@ def test_no_orphans(guest: Guest) -> None:
     run = guest.start()
     wait_for(lambda: len(run.metrics) > 2, run)
     workers = children(run.pid)
-    assert 2 == len(workers)
+    assert len(workers) == 2
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     wait_for(lambda: not any(alive(worker) for worker in workers), run)
@@ -205,7 +212,7 @@ def test_out_of_memory(guest: Guest) -> None:
     """Out of memory in a worker is exit 6 with advice, and no traceback on the terminal."""
     guest.build(**PLAIN)
     run = guest.run(out_of_memory=True)
-    assert 6 == run.rc
+    assert run.rc == 6
     assert "out of memory" in run.exit["message"]
     assert "batch.micro" in run.exit["hint"]
     assert "Traceback" not in run.terminal
@@ -216,7 +223,7 @@ def test_other_defaults_are_refused(guest: Guest) -> None:
     """A library whose declared defaults are not the locked ones is exit 7, by name."""
     guest.build(**PLAIN, defaults={"packing": True, "max_length": 1024})
     run = guest.run()
-    assert 7 == run.rc
+    assert run.rc == 7
     assert "packing defaults to False, the lock says True" in run.exit["message"]
 
 
@@ -224,7 +231,7 @@ def test_resume_without_a_checkpoint(guest: Guest) -> None:
     """Resuming what has no whole checkpoint is exit 6."""
     guest.build(**PLAIN)
     run = guest.run(environ={"KIT_RESUME": "1"})
-    assert (6, "there is no whole checkpoint to resume from") == (run.rc, run.exit["message"])
+    assert (run.rc, run.exit["message"]) == (6, "there is no whole checkpoint to resume from")
 
 
 def wait_for(condition: Any, run: Run) -> None:

@@ -17,7 +17,7 @@ def guest(job: dict[str, object]) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(job["environ"])  # type: ignore[call-overload]
-    from kitbuild.guest import entry, train, trainer
+    from kitbuild.guest import data, entry, trainer  # noqa: PLC0415 - after the fork
 
     last = job.get("terminate_after")
     end_step = trainer.Recorder.end_step
@@ -27,9 +27,9 @@ def guest(job: dict[str, object]) -> int:
             os.kill(os.getpid(), signal.SIGTERM)
         end_step(self, owner, grad_norm, rate)
 
-    trainer.Recorder.end_step = terminated  # type: ignore[method-assign]
+    trainer.Recorder.end_step = terminated  # type: ignore[method-assign, assignment]
     if job.get("out_of_memory"):
-        train.data.training_rows = lambda _config: bytearray(1 << 62)
+        data.training_rows = lambda config: bytearray(1 << 62)  # noqa: ARG005
     return entry.main(job["argv"])  # type: ignore[arg-type]
 
 
