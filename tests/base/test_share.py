@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kitbuild.base import bases, push_base, read_base, write_base
+from kitbuild.base import bases
+from kitbuild.base.share import push_base, read_base, write_base
 from kitbuild.errors import ImageError, VerificationError
 from kitbuild.progress import Silent
 from kitbuild.store import Store
