@@ -240,7 +240,7 @@ def run(
     context, terminal = _context(json_output=json_output, verbose=verbose)
     options = flow.RunOptions(out=out, engine=engine, python=python, resume=resume)
     finished = flow.run(context, recipe, options, stop=_stop_on_signal(Stop()))
-    terminal.result("run", finished.as_json(), finished.text())
+    _print(terminal, "run", finished)
 
 
 @app.command()
@@ -266,8 +266,7 @@ def reproduce(
     context, terminal = _context(json_output=json_output, verbose=verbose)
     options = flow.RunOptions(out=out, engine=engine, python=python, resume=None)
     again = flow.reproduce(context, archive, options, tolerance=tolerance, stop=_stop_on_signal(Stop()))
-    terminal.result("reproduce", again.as_json(), again.text())
-    raise typer.Exit(again.exit_code)
+    _print(terminal, "reproduce", again)
 
 
 @app.command()
@@ -288,8 +287,7 @@ def compare(
 
     context, terminal = _context(json_output=json_output, verbose=False)
     verdict = flow.compare(context, left, right, report=report, tolerance=tolerance)
-    terminal.result("compare", verdict.as_json(), verdict.text())
-    raise typer.Exit(verdict.exit_code)
+    _print(terminal, "compare", verdict)
 
 
 @archive_app.command("verify")
@@ -297,7 +295,7 @@ def archive_verify(path: Path, *, json_output: Json = False) -> None:
     """Check every digest in an archive against its files."""
     from kitbuild import flow  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=False)
+    _, terminal = _context(json_output=json_output, verbose=False)
     _print(terminal, "archive-verify", flow.archive_verify(path))
 
 
@@ -315,7 +313,7 @@ def archive_show(path: Path, *, json_output: Json = False) -> None:
     """What a run was and what came of it."""
     from kitbuild import flow  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=False)
+    _, terminal = _context(json_output=json_output, verbose=False)
     _print(terminal, "archive-show", flow.archive_show(path))
 
 
@@ -405,7 +403,7 @@ def doctor(*, json_output: Json = False) -> None:
 
     context, terminal = _context(json_output=json_output, verbose=False)
     report = flow.doctor(context)
-    terminal.result("doctor", report.as_json(), report.text())
+    _print(terminal, "doctor", report)
 
 
 @app.command()

@@ -19,7 +19,7 @@ INCLUDES = ("local", "all")
 def compare(context: Context, left: Path, right: Path, *, report: Path | None, tolerance: str | None) -> Result:  # noqa: ARG001 - every verb takes the context
     """`kitbuild compare`: the verdict over two archives."""
     allowed = comparing.Tolerance.parse(tolerance) if tolerance else None
-    first, second = archives.read(left), archives.read(right)
+    first, second = archives.read(left, weights=True), archives.read(right, weights=True)
     verdict = comparing.compare(first, second, allowed)
     if report is not None:
         comparing.write_report(first, second, verdict, report)
@@ -41,7 +41,12 @@ def archive_list(folder: Path) -> Result:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="runs are kept in runs/ unless --out said otherwise")
     runs = archives.list_runs(folder)
-    lines = tuple(f"{run.name}  {run.state}" + (f"  {run.steps} steps" if run.steps else "") for run in runs)
+    lines = tuple(
+        f"{run.name}  {run.state}"
+        + (f"  {run.steps} steps" if run.steps else "")
+        + (f"  ({run.problem})" if run.problem else "")
+        for run in runs
+    )
     return Result(fields={"runs": [run.as_json() for run in runs]}, lines=lines or ("no runs",))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kitbuild import recipe as recipes
-from kitbuild.errors import LockError
+from kitbuild.errors import LockError, RecipeError
 from kitbuild.flow.context import Context, Result
 from kitbuild.lock.files import check_current, lock_path, parse_lock, read_lock, write_lock
 
@@ -23,9 +23,11 @@ def check(path: Path) -> Result:
 
     loaded = recipes.read(path)
     recipe = loaded.recipe
+    refuse_missing(loaded)
     versions = tested_versions(recipe, load_target(recipe.image.target))
     met = refuse_advisories(recipe, versions=versions, model_config=recipe.model.config)
     state, detail = _lock_state(loaded)
+    notes = tuple(recipes.notes(loaded))
     model = recipe.model.repo or recipe.model.path or f"{(recipe.model.config or {}).get('model_type')} (random init)"
     fields = {
         "recipe": str(path),
@@ -33,17 +35,26 @@ def check(path: Path) -> Result:
         "target": recipe.image.target,
         "lock": state,
         "advisories": [{"id": item.id, "severity": item.severity, "summary": item.summary} for item in met],
+        "notes": [note.as_json() for note in notes],
     }
     lines = [
         f"{path} is fine",
         f"  model    {model}, {recipe.model.dtype}",
         f"  target   {recipe.image.target}, attention {recipe.kernels.attention}",
-        f"  batch    {recipe.batch.global_} = {recipe.batch.micro} × {recipe.accumulation} accumulated"
-        f" × {recipe.launch.world_size} processes",
+        f"  batch    {recipe.batch.global_} = {recipe.batch.micro} × {recipe.accumulation} × {recipe.launch.world_size}"
+        " (micro × accumulated × processes)",
         f"  lock     {detail}",
         *(f"  {item.severity}: {item.summary}; {item.advice}" for item in met),
+        *(f"  note: {note.key}: {note.message}" for note in notes),
     ]
     return Result(fields=fields, lines=tuple(lines))
+
+
+def refuse_missing(loaded: LoadedRecipe) -> None:
+    """Exit 2 with every local path that the recipe names and that is not there."""
+    missing = tuple(recipes.missing_inputs(loaded))
+    if missing:
+        raise RecipeError(f"{loaded.path} names files that do not exist", problems=missing)
 
 
 def _lock_state(loaded: LoadedRecipe) -> tuple[str, str]:
@@ -106,6 +117,7 @@ def make_lock(
     context: Context, loaded: LoadedRecipe, *, previous: Lock | None, update: frozenset[str] = frozenset()
 ) -> Lock:
     """Resolve with this context's effects."""
+    refuse_missing(loaded)
     from kitbuild.lock.resolve import resolve  # noqa: PLC0415 - the only way into the network
 
     return resolve(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kitbuild import archive as archives
 from kitbuild import recipe as recipes
@@ -145,7 +145,7 @@ def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: s
         check_maker(original.manifest.lock)
         recipe = (place / "recipe.yaml").read_bytes()
         again = train(context, original.manifest.lock, recipe, options, stop=stop)
-        verdict = comparing.compare(original, archives.read(Path(str(again.fields["run_dir"]))), allowed)
+        verdict = comparing.compare(original, archives.read(Path(str(again.fields["run_dir"])), weights=True), allowed)
     return Result(
         fields={**again.fields, **verdict.as_json()},
         lines=(*again.lines, verdict.text()),

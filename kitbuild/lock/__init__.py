@@ -1,0 +1,1 @@
+"""Step 2: a recipe turned into what cannot move."""

@@ -11,7 +11,7 @@ from kitbuild.base.find import ensure
 from kitbuild.errors import ResolveError
 from kitbuild.lock.hub import Hub, HubFile
 from kitbuild.lock.wheels import locate_wheels
-from kitbuild.store.download import fetch
+from kitbuild.store.download import Download, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import docker
 
     from kitbuild.lock.hub import RepoType
-    from kitbuild.lock.models import Lock, LockedFile, LockedTree
+    from kitbuild.lock.models import Lock, LockedFile, LockedTree, LockedWheel
     from kitbuild.progress import Progress
     from kitbuild.store import Store
 
@@ -35,7 +35,9 @@ def fetch_locked(
 ) -> None:
     """Fetch what is missing: wheels, kernels, model, data, and the base's layers unless `base` is false."""
     missing = tuple(wheel for wheel in lock.wheels if not store.has(wheel.sha256))
-    downloads = list(locate_wheels(missing, lock=lock, store=store, environ=environ)) if missing else []
+    if missing:
+        _fetch_wheels(lock, missing, store=store, environ=environ, progress=progress)
+    downloads: list[Download] = []
     hub: Hub | None = None
     for repo, repo_type, commit, files in _hub_files(lock):
         gone = tuple(_hub_file(file) for file in files if not store.has(file.sha256))
@@ -51,6 +53,18 @@ def fetch_locked(
             )
     if base:
         ensure(lock.base, store=store, environ=environ, client_factory=client, progress=progress)
+
+
+def _fetch_wheels(
+    lock: Lock, wheels: tuple[LockedWheel, ...], *, store: Store, environ: Mapping[str, str], progress: Progress
+) -> None:
+    """From the addresses that this machine remembers; where one of them is gone, the indexes are asked anew."""
+    try:
+        found = locate_wheels(wheels, lock=lock, store=store, environ=environ, progress=progress)
+        fetch(store, found, progress=progress, environ=environ)
+    except ResolveError:
+        found = locate_wheels(wheels, lock=lock, store=store, environ=environ, progress=progress, anew=True)
+        fetch(store, found, progress=progress, environ=environ)
 
 
 def trees(lock: Lock) -> Iterator[tuple[str, RepoType, LockedTree]]:

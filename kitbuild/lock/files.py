@@ -6,7 +6,6 @@ Part of step 2; no network.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -20,6 +19,7 @@ from kitbuild.store.blobs import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from kitbuild.recipe import LoadedRecipe
 
@@ -33,7 +33,7 @@ def lock_path(recipe_path: Path) -> Path:
 
 
 def maker() -> Maker:
-    """This kitbuild, as the lock names it."""
+    """What wrote it: kitbuild, as the lock names it."""
     return Maker(version=kitbuild.__version__, guest_sha256=guest_sha256(), layout=LAYOUT)
 
 

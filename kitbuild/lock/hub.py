@@ -99,6 +99,7 @@ class Hub:
     def downloads(self, repo: str, repo_type: RepoType, commit: str, files: Iterable[HubFile]) -> tuple[Download, ...]:
         """Where the files are, for `store.download.fetch`."""
         from huggingface_hub import hf_hub_url  # noqa: PLC0415
+
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         return tuple(
             Download(

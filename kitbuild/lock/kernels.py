@@ -88,7 +88,7 @@ def wanted_kernels(recipe: Recipe) -> tuple[Wanted, ...]:
     return tuple(found)
 
 
-def lock_kernels(  # noqa: PLR0913 - each is an effect or a fact of the target
+def lock_kernels(
     recipe: Recipe, *, system: System, wheels: tuple[LockedWheel, ...], hub: Hub, store: Store, progress: Progress
 ) -> tuple[LockedKernel, ...]:
     """Lock every kernel that the recipe names, and what those depend on. All problems are raised at once."""
@@ -223,7 +223,7 @@ def _parses(library: Any, name: str) -> bool:
     return True
 
 
-def _complaints(  # noqa: PLR0913 - each is a fact of the target
+def _complaints(
     kernel: LockedKernel,
     metadata: Mapping[str, Any],
     *,

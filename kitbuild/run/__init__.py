@@ -1,0 +1,1 @@
+"""Step 4: start the locked image (or the same files without an engine) and follow it."""

@@ -7,6 +7,7 @@ import os
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import docker
 import docker.errors
 import requests.exceptions
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    import docker
     from docker.models.containers import Container
 
     from kitbuild.lock.models import Lock

@@ -67,7 +67,9 @@ def run_local(
         joined = scratch / "root"
         _join(joined, root, lock, store)
         (scratch / "cache").mkdir()
-        process = _start(python, environment=_environment(joined, scratch / "cache", run_dir, environ, locked, resume))
+        process = _start(
+            python, environment=_environment(joined, scratch / "cache", run_dir, environ, locked=locked, resume=resume)
+        )
         guest = LocalProcess(process)
         try:
             code = follow(guest, run_dir, progress=progress, stop=stop)
@@ -89,7 +91,7 @@ def _join(joined: Path, root: Path, lock: Lock, store: Store) -> None:
 
 
 def _environment(
-    joined: Path, cache: Path, run_dir: Path, environ: Mapping[str, str], locked: bool, resume: bool
+    joined: Path, cache: Path, run_dir: Path, environ: Mapping[str, str], *, locked: bool, resume: bool
 ) -> dict[str, str]:
     site = next((joined / "opt/kit/lib").glob("python3*/site-packages"), None)
     told = guest_environment(engine="local", locked=locked, image=None, resume=resume)
