@@ -92,7 +92,7 @@ def build(
     """From a lock and the recipe's bytes to an image."""
     began = time.monotonic() if started is None else started
     fetch_all(context, lock)
-    compiler = base_compiler(lock.base, context.client(), store=context.store, progress=context.progress)
+    compiler = base_compiler(lock.base, context.client, store=context.store, progress=context.progress)
     made = assemble(lock, recipe=recipe, store=context.store, compiler=compiler, progress=context.progress, tag=tag)
     engine_id: str | None = None
     reused: frozenset[str] = frozenset()

@@ -41,8 +41,7 @@ def check(path: Path) -> Result:
         f"{path} is fine",
         f"  model    {model}, {recipe.model.dtype}",
         f"  target   {recipe.image.target}, attention {recipe.kernels.attention}",
-        f"  batch    {recipe.batch.global_} = {recipe.batch.micro} × {recipe.accumulation} × {recipe.launch.world_size}"
-        " (micro × accumulated × processes)",
+        f"  batch    {recipe.batch.global_} = {recipe.batch.micro} × {recipe.accumulation} × {recipe.launch.world_size}",
         f"  lock     {detail}",
         *(f"  {item.severity}: {item.summary}; {item.advice}" for item in met),
         *(f"  note: {note.key}: {note.message}" for note in notes),

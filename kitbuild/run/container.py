@@ -84,10 +84,9 @@ class ContainerSpec:
         return shlex.join([*words, self.image, *self.command])
 
 
-def input_mounts(lock: Lock, store: Store) -> tuple[tuple[Path, PurePosixPath], ...]:
-    """Where each input that is not baked lies on the host, and where the guest looks for it."""
+def input_mounts(lock: Lock, store: Store, *, baked: frozenset[str]) -> tuple[tuple[Path, PurePosixPath], ...]:
+    """Where each input that is not `baked` lies on the host, and where the guest looks for it."""
     inputs = PurePosixPath("/inputs")
-    baked = set(lock.recipe["image"]["bake"])
     found: list[tuple[Path, PurePosixPath]] = []
     if "model" not in baked:
         if lock.model.weights is not None:

@@ -70,7 +70,10 @@ def container_spec(lock: Lock, *, image: Mapping[str, Any], run_dir: Path, store
     if root:
         for path in (run_dir, *run_dir.rglob("*")):
             os.chown(path, GUEST_UID, GUEST_UID, follow_symlinks=False)
-    mounts = [Mount(host=host, container=place) for host, place in input_mounts(lock, store)]
+    mounts = [
+        Mount(host=host, container=place)
+        for host, place in input_mounts(lock, store, baked=frozenset(lock.recipe["image"]["bake"]))
+    ]
     return ContainerSpec(
         image=str(image["engine_id"]),
         name=run_dir.name,

@@ -84,7 +84,7 @@ def _join(joined: Path, root: Path, lock: Lock, store: Store) -> None:
     joined.mkdir()
     for entry in root.iterdir():
         (joined / entry.name).symlink_to(entry)
-    for host, place in input_mounts(lock, store):
+    for host, place in input_mounts(lock, store, baked=frozenset()):
         target = joined / place.relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(host)
