@@ -76,6 +76,7 @@ def image(context: Context, path: Path, *, tag: str | None, push: str | None, ou
     started = time.monotonic()
     loaded = recipes.read(path)
     locked = ensure_lock(context, loaded)
+    fetch_all(context, locked, folder=path.parent)
     return build(context, locked, recipe=loaded.content, tag=tag, push=push, output=output, started=started)
 
 
@@ -89,9 +90,8 @@ def build(
     output: Path | None = None,
     started: float | None = None,
 ) -> Built:
-    """From a lock and the recipe's bytes to an image."""
+    """From a lock whose closure is in the store, and the recipe's bytes, to an image."""
     began = time.monotonic() if started is None else started
-    fetch_all(context, lock)
     compiler = base_compiler(lock.base, context.client, store=context.store, progress=context.progress)
     made = assemble(lock, recipe=recipe, store=context.store, compiler=compiler, progress=context.progress, tag=tag)
     engine_id: str | None = None
@@ -120,7 +120,7 @@ def build(
     )
 
 
-def fetch_all(context: Context, lock: Lock, *, base: bool = True) -> None:
+def fetch_all(context: Context, lock: Lock, *, folder: Path | None, base: bool = True, wheels: bool = True) -> None:
     """Everything that the lock names, in the store."""
     fetch_locked(
         lock,
@@ -128,7 +128,9 @@ def fetch_all(context: Context, lock: Lock, *, base: bool = True) -> None:
         environ=context.environ,
         progress=context.progress,
         client=context.client,
+        folder=folder,
         base=base,
+        wheels=wheels,
     )
 
 
@@ -142,7 +144,7 @@ def fetch(context: Context, path: Path, *, bundle: Path | None, source: Path | N
     if source is not None:
         read_bundle(source, context.store, progress=context.progress)
     locked = ensure_lock(context, loaded)
-    fetch_all(context, locked)
+    fetch_all(context, locked, folder=path.parent)
     blobs = sorted(closure(locked))
     size = sum(context.store.path(sha256).stat().st_size for sha256 in blobs)
     fields: dict[str, Any] = {"lock_sha256": locked.sha256, "blobs": len(blobs), "bytes": size}

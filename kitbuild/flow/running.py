@@ -42,8 +42,15 @@ def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Res
     """`kitbuild run`: build what is missing, train, and read the archive back."""
     loaded = recipes.read(path)
     lock = ensure_lock(context, loaded)
+    fetch_for(context, lock, options, folder=path.parent)
     run_dir = _resumed(options.resume, lock) if options.resume else None
     return train(context, lock, loaded.content, options, run_dir=run_dir, stop=stop)
+
+
+def fetch_for(context: Context, lock: Lock, options: RunOptions, *, folder: Path | None) -> None:
+    """What this way of running needs: no base without a container, no wheels with a Python of the user's own."""
+    in_container = options.engine == "docker"
+    fetch_all(context, lock, folder=folder, base=in_container, wheels=options.python is None)
 
 
 def train(
@@ -87,7 +94,6 @@ def _locally(
     from kitbuild.image.local import find_python, materialise  # noqa: PLC0415
     from kitbuild.run.local_engine import run_local  # noqa: PLC0415
 
-    fetch_all(context, lock, base=False)
     given = options.python.absolute() if options.python else None
     python = given or find_python(lock.base.python, context.environ)
     root = materialise(
@@ -144,6 +150,7 @@ def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: s
         archives.check(original)
         check_maker(original.manifest.lock)
         recipe = (place / "recipe.yaml").read_bytes()
+        fetch_for(context, original.manifest.lock, options, folder=None)
         again = train(context, original.manifest.lock, recipe, options, stop=stop)
         verdict = comparing.compare(original, archives.read(Path(str(again.fields["run_dir"])), weights=True), allowed)
     return Result(

@@ -5,6 +5,7 @@ Part of step 2. Where everything is in the store already, the network is not tou
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from kitbuild.base.find import ensure
@@ -15,6 +16,7 @@ from kitbuild.store.download import Download, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     import docker
 
@@ -31,10 +33,15 @@ def fetch_locked(
     environ: Mapping[str, str],
     progress: Progress,
     client: Callable[[], docker.DockerClient],
+    folder: Path | None,
     base: bool = True,
+    wheels: bool = True,
 ) -> None:
-    """Fetch what is missing: wheels, kernels, model, data, and the base's layers unless `base` is false."""
-    missing = tuple(wheel for wheel in lock.wheels if not store.has(wheel.sha256))
+    """Fetch what is missing: wheels, kernels, model, data, the base's layers. `base` and `wheels` can be left out.
+
+    `folder` is the recipe's: what the lock has from disk is taken from there where the store lacks it.
+    """
+    missing = tuple(wheel for wheel in lock.wheels if wheels and not store.has(wheel.sha256))
     if missing:
         _fetch_wheels(lock, missing, store=store, environ=environ, progress=progress)
     downloads: list[Download] = []
@@ -45,7 +52,9 @@ def fetch_locked(
             hub = hub or Hub(environ)
             downloads += hub.downloads(repo, repo_type, commit, gone)
     fetch(store, downloads, progress=progress, environ=environ)
-    for key, file in _local_files(lock):
+    for key, path, file in _local_files(lock):
+        if folder is not None and not store.has(file.sha256) and (folder / path).is_file():
+            store.add_file(folder / path, name=path, expected=file.sha256)
         if not store.has(file.sha256):
             raise ResolveError(
                 f"{key}: {file.path} (sha256 {file.sha256[:12]}…) is not in the store and has no upstream",
@@ -87,12 +96,14 @@ def _hub_files(lock: Lock) -> Iterator[tuple[str, RepoType, str, tuple[LockedFil
         yield kernel.repo, "kernel", kernel.commit, kernel.files
 
 
-def _local_files(lock: Lock) -> Iterator[tuple[str, LockedFile]]:
+def _local_files(lock: Lock) -> Iterator[tuple[str, str, LockedFile]]:
+    """Recipe key, path from the recipe's folder, file."""
     for key, _, tree in trees(lock):
         if tree.path is not None:
-            yield from ((key, file) for file in tree.files)
+            alone = len(tree.files) == 1 and PurePosixPath(tree.path).name == tree.files[0].path
+            yield from ((key, tree.path if alone else f"{tree.path}/{file.path}", file) for file in tree.files)
     if lock.model.chat_template is not None:
-        yield "model.chat_template", lock.model.chat_template
+        yield "model.chat_template", lock.model.chat_template.path, lock.model.chat_template
 
 
 def _hub_file(file: LockedFile) -> HubFile:
