@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kitbuild.errors import Problem, RecipeError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
     from kitbuild.guest.config import Config
 
@@ -225,7 +225,7 @@ def environment(config: Config) -> dict[str, str | None]:
     }
 
 
-def apply(wanted: Mapping[str, str | None], environ: dict[str, str]) -> None:
+def apply(wanted: Mapping[str, str | None], environ: MutableMapping[str, str]) -> None:
     """Set the environment of this process, before torch is imported."""
     for name, value in wanted.items():
         if value is None:

@@ -56,7 +56,7 @@ class Session:
             for line in preflight.check(config, environ):
                 self.terminal.say(line)
             determinism.refuse(config)
-            determinism.apply(determinism.environment(config), os.environ)  # type: ignore[arg-type]
+            determinism.apply(determinism.environment(config), os.environ)
             self.phase("verify", f"{verification.files} files, while libraries are imported")
             begun = time.perf_counter()
             launch.import_libraries(config)
@@ -72,7 +72,7 @@ class Session:
         )
         from kitbuild.guest.train import Worker
 
-        worker = Worker(config, self.terminal, self.stop, self.started, mode)
+        worker = Worker(config, self.terminal, self.stop, started=self.started, mode=mode, parent=os.getpid())
         self.phase_name = "train"
         self.collect(launch.run(config, worker.run, self.stop))
 
@@ -201,6 +201,13 @@ def dispatch(arguments: argparse.Namespace, terminal: record.Terminal, started: 
                 terminal.say(line)
             determinism.refuse(config)
             terminal.say("preflight: nothing stands in the way")
+        case "worker":
+            determinism.apply(determinism.environment(config), os.environ)
+            launch.import_libraries(config)
+            from kitbuild.guest.train import Worker
+
+            stop = launch.Stop(config.places.scratch)
+            Worker(config, terminal, stop, started=started, mode="train", parent=os.getppid()).run()
         case "launch":
             sys.stdout.write(launch.command(config) + "\n")
         case _:
@@ -223,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("preflight", "what would stop a run here"),
         ("selftest", "each kernel, forward and backward, against fp32"),
         ("info", "what this image holds"),
+        ("worker", "one rank of a launcher that is already there"),
     ):
         verbs.add_parser(name, help=text, description=text)
     verb = verbs.add_parser("launch", help="the equal accelerate line")

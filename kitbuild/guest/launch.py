@@ -64,7 +64,7 @@ def command(config: Config) -> str:
         ]
     return " ".join(
         str(part) if str(part).startswith("$") else shlex.quote(str(part))
-        for part in [*parts, "-m", "kitbuild.guest", "train"]
+        for part in [*parts, "-m", "kitbuild.guest", "worker"]
     )
 
 

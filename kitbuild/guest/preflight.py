@@ -32,7 +32,7 @@ def check(config: Config, environ: Mapping[str, str]) -> list[str]:
     problems = [
         *_writable(config),
         *_shared_memory(config),
-        *_device(config),
+        *_device(config, environ),
         *_memory(config),
         *_nodes(config, environ),
     ]
@@ -64,8 +64,11 @@ def _shared_memory(config: Config) -> Iterator[Problem]:
             yield Problem(message=text, hint="start the container with --shm-size 1g")
 
 
-def _device(config: Config) -> Iterator[Problem]:
+def _device(config: Config, environ: Mapping[str, str]) -> Iterator[Problem]:
     if not config.cuda:
+        if config.recipe.get("liger") and environ.get("TRITON_INTERPRET") != "1":
+            text = "Liger's kernels are written in Triton and need a GPU"
+            yield Problem(message=text, key="liger", hint="set liger: false for a CPU")
         if config.launch.strategy == "fsdp":
             # https://github.com/huggingface/accelerate/blob/main/src/accelerate/state.py
             yield Problem(message="fsdp on a CPU is silently DDP in Accelerate", key="launch.strategy", hint="use ddp")

@@ -40,12 +40,31 @@ DISTRIBUTED = (
 STRATEGY_TYPES = {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}
 
 
+class LigerPatched(transformers.TrainerCallback):  # type: ignore[misc]
+    """Liger is patched in when training begins; that it was is seen before the first step."""
+
+    def on_train_begin(self, *_arguments: Any, model: Any, **_named: Any) -> None:
+        """Refuse to train without what the recipe asks for."""
+        if not kernels.liger_patched(model):
+            hint = "this model has no Liger patch; set liger: false"
+            raise RunError("Liger is in the recipe and nothing of it is in the model", hint=hint)
+
+
 class Worker:
     """What a rank carries from phase to phase."""
 
-    def __init__(self, config: Config, terminal: record.Terminal, stop: launch.Stop, started: float, mode: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        terminal: record.Terminal,
+        stop: launch.Stop,
+        *,
+        started: float,
+        mode: str,
+        parent: int,
+    ) -> None:
         self.config, self.terminal, self.stop, self.mode, self.started = config, terminal, stop, mode, started
-        self.parent = os.getpid()
+        self.parent = parent
         self.rank = 0
         self.calls: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
@@ -56,7 +75,7 @@ class Worker:
         launch.enter_worker(self.parent)
         self.stop.listen()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self.rank = int(os.environ["RANK"])
+        self.rank = int(os.environ.get("RANK", "0"))
         places = self.config.places
         self.terminal.capture(places.out / "logs" / f"rank-{self.rank}.log")
         try:
@@ -136,8 +155,9 @@ class Worker:
     def trainer(self, tokenizer: Any, model: Any) -> KitTrainer:
         """The trainer from the lock's values, and those of ours that follow from it."""
         config = self.config
-        args = SFTConfig(**arguments(config))
         check_defaults(config)
+        args = SFTConfig(**arguments(config))
+        check_arguments(config, args)
         peft = None
         if config.recipe.get("lora"):
             from peft import LoraConfig
@@ -156,11 +176,8 @@ class Worker:
             recorder=recorder, tracked=bool(config.recipe.get("track")), model=model, args=args,
             train_dataset=data.training_rows(config), processing_class=tokenizer, peft_config=peft,
         )  # fmt: skip
-        if config.recipe.get("liger") and not kernels.liger_patched(trainer.model):
-            raise RunError(
-                "Liger is in the recipe and nothing of it is in the model",
-                hint="this model has no Liger patch; set liger: false",
-            )
+        if config.recipe.get("liger"):
+            trainer.add_callback(LigerPatched())
         return trainer
 
     def proven(self, trainer: KitTrainer) -> dict[str, Any]:
@@ -321,59 +338,25 @@ def shape(settings: Any) -> dict[str, int]:
 
 
 def arguments(config: Config) -> dict[str, Any]:
-    """SFTConfig's arguments: ours, the lock's over them, then what depends on this machine's places."""
-    known = {item.name for item in dataclasses.fields(SFTConfig)}
-    tracked, dtype = list(config.recipe.get("track") or ()), config.recipe["model"]["dtype"]
-    ours: dict[str, Any] = {
-        "per_device_train_batch_size": config.micro,
-        "gradient_accumulation_steps": config.accumulation,
-        "seed": config.seed,
-        "data_seed": config.seed,
-        "dataset_num_proc": None,
-        "report_to": tracked or "none",
-        "logging_strategy": "steps" if tracked else "no",
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "eval_strategy": "no",
-        "save_only_model": False,
-        "ignore_data_skip": False,
-        "bf16": dtype == "bfloat16",
-        "fp16": False,
-        "tf32": None,
-    }
-    liger = config.recipe.get("liger")
-    if liger:
-        ours |= {"use_liger_kernel": True, "liger_kernel_config": dict(liger)}
+    """SFTConfig's arguments: what the lock decided, and where checkpoints go here."""
     locked = config.raw["defaults"]["arguments"]
-    given = {name: item["value"] for name, item in locked.items() if item["origin"] != "library" and name in known}
-    fixed: dict[str, Any] = {
-        "output_dir": str(config.places.checkpoints),
-        "use_cpu": not config.cuda,
-        "dataloader_pin_memory": config.cuda,
-        "ddp_find_unused_parameters": False,
-        **({"ddp_backend": "gloo"} if not config.cuda and config.launch.world_size > 1 else {}),
-        **_strategy(config),
-    }
-    return {**ours, **config.train, **given, **fixed}
+    given = {name: item["value"] for name, item in locked.items() if item["origin"] != "library"}
+    if not config.locked:
+        known = {item.name for item in dataclasses.fields(SFTConfig)}
+        given = {name: value for name, value in given.items() if name in known}
+    return {**given, "output_dir": str(config.places.checkpoints)}
 
 
-def _strategy(config: Config) -> dict[str, Any]:
-    launch_ = config.launch
-    if launch_.strategy == "deepspeed":
-        zero = {"stage": launch_.zero_stage or 2, "overlap_comm": False}
-        if zero["stage"] == 3:  # noqa: PLR2004 - ZeRO's name
-            zero["stage3_gather_16bit_weights_on_model_save"] = True
-        batch = {
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": "auto",
-        }
-        return {"deepspeed": {"zero_optimization": zero, "bf16": {"enabled": "auto"}, **batch}}
-    if launch_.strategy == "fsdp":
-        return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}}
-    return {}
+def check_arguments(config: Config, args: SFTConfig) -> None:
+    """What the lock decided against what is in force after the library's own resolution (exit 7)."""
+    allowed, wrong = set(config.raw["defaults"]["device_dependent"]), []
+    for name, item in config.raw["defaults"]["arguments"].items():
+        wanted, found = item["value"], plain(getattr(args, name, item["value"]))
+        scalar = isinstance(wanted, bool | int | float | str) and isinstance(found, type(wanted))
+        if scalar and item["origin"] != "library" and name not in allowed and wanted != found:
+            wrong.append(f"{name} is {found!r}, the lock says {wanted!r}")
+    if wrong:
+        raise VerificationError(f"arguments in force are not the locked ones: {'; '.join(wrong)}", hint="lock again")
 
 
 def check_defaults(config: Config) -> None:

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kitbuild.lock.arguments import LEAVE, SETTINGS
 from kitbuild.lock.models import (
     Argument,
     Defaults,
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 ATTENTION_COMMIT, LAYERS_COMMIT = "a" * 40, "b" * 40
 ZERO = "0" * 64
+TEMPLATE = (
+    b"{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
+    b"{%- if message.role == 'assistant' %}{% generation %}{{- message.content + '<|im_end|>' }}{% endgeneration %}"
+    b"{%- else %}{{- message.content + '<|im_end|>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
+    b"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
 ATTENTION = "kernels-community/flash-attn2"
 LAYERS = "kernels-community/liger-kernels"
 
@@ -103,7 +110,7 @@ def lock_of(
         target=given.image.target, package_set=PackageSet(target="cpu", sha256=ZERO), base=base, wheels=(),
         model=LockedModel(
             weights=tree("model") if "model" in inputs else None, config=given.model.config,
-            tokenizer=tree("tokenizer") if "tokenizer" in inputs else None, chat_template=None,
+            tokenizer=tree("tokenizer") if "tokenizer" in inputs else None, chat_template=locked({"chat_template.jinja": TEMPLATE})[0] if given.model.chat_template else None,
         ),
         datasets=tuple(dataset(name, item.weight) for name, item in zip(names, given.dataset, strict=True)),
         evaluate=dataset("evaluate") if given.evaluate else None,
@@ -116,7 +123,6 @@ def build(
     *,
     attention: str = "flash_attn",
     defaults: Mapping[str, Any] | None = None,
-    arguments: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Root:
     """Write the whole tree; `attention` is the source of the attention kernel."""
@@ -143,10 +149,14 @@ def build(
         files = {path: data for path, data in whole.items() if path.startswith("build/torch-cpu/")}
         repos[LAYERS] = (LAYERS_COMMIT, files)
         kernels.append(kernel("layers", LAYERS, LAYERS_COMMIT, files, {"RMSNorm": "LigerRMSNorm"}))
-    values = {name: Argument(value=value, origin="recipe") for name, value in (arguments or {}).items()}
+    decided = {name: setting.value(given) for name, setting in SETTINGS.items()}
+    values = {name: Argument(value=value, origin="kitbuild") for name, value in decided.items() if value is not LEAVE}
+    values |= {name: Argument(value=value, origin="recipe") for name, value in given.train.items()}
     declared = {"trl.SFTConfig": dict(defaults)} if defaults else {}
     lock = lock_of(given, inputs, tuple(kernels), Defaults(declared=declared, arguments=values, device_dependent=()))
     held = {f"inputs/{name}/{path}": data for name, tree in inputs.items() for path, data in tree.items()}
+    if given.model.chat_template:
+        held["inputs/chat_template.jinja"] = TEMPLATE
     image = {
         "kit/lock.json": lock.to_bytes(),
         "kit/recipe.yaml": b"kitbuild: 1\n",

@@ -206,7 +206,7 @@ def test_accelerate_line(build: Callable[..., Root]) -> None:
     config = Config.read(build(launch={"processes_per_node": 2, "threads_per_process": 3}, **PLAIN).environ)
     assert launch.command(config) == (
         "accelerate launch --num_machines 1 --num_processes 2 --num_cpu_threads_per_process 3"
-        " --mixed_precision no --dynamo_backend no --cpu -m kitbuild.guest train"
+        " --mixed_precision no --dynamo_backend no --cpu -m kitbuild.guest worker"
     )
 
 

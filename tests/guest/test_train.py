@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.guest.root import ATTENTION, ATTENTION_COMMIT, LAYERS
+from tests.guest.root import ATTENTION, ATTENTION_COMMIT, LAYERS, recipe
 
 if TYPE_CHECKING:
     from tests.guest.conftest import Guest, Run
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 EVALUATE = {"dataset": {"path": "heldout.jsonl"}, "examples": 6, "batch": 4, "max_new_tokens": 6}
 PLAIN: dict[str, Any] = {"kernels": {"attention": "sdpa", "layers": {}}}
+ASSISTANT = {**recipe()["model"], "chat_template": "generation.jinja"}
 TRAIN: dict[str, Any] = {"max_length": 128, "learning_rate": 1e-3, "max_steps": 4}
 
 
@@ -84,9 +85,10 @@ def test_another_seed_is_another_run(guest: Guest) -> None:
         {"lora": {"r": 4, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1}},
         {"model": {"path": "model", "dtype": "bfloat16"}},
         {"dataset": [{"path": "a.jsonl", "weight": 2.0}, {"path": "b.jsonl", "weight": 1.0}], **PLAIN},
+        {"train": {**TRAIN, "assistant_only_loss": True}, "model": ASSISTANT},
         {"launch": {"processes_per_node": 2}, "evaluate": EVALUATE},
     ],
-    ids=["packing", "accumulation", "lora", "checkpoint-bf16", "mixed", "two-processes"],
+    ids=["packing", "accumulation", "lora", "checkpoint-bf16", "mixed", "assistant-only", "two-processes"],
 )
 def test_variants_repeat_and_resume(guest: Guest, changes: dict[str, Any]) -> None:
     """Each way to train gives the same bits twice, and once more when it is stopped and resumed."""
