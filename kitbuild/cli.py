@@ -5,6 +5,7 @@ Steps are imported inside the verbs: `kitbuild check` answers in under half a se
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -46,6 +47,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each decisio
 def main() -> NoReturn:
     """Run the command line; the one place where an error becomes an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    _print_anything()
     terminal = Terminal(verbose=False, json_output="--json" in sys.argv[1:])
     try:
         code = app(standalone_mode=False)
@@ -60,6 +62,13 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _print_anything() -> None:
+    """A terminal without `→`, or a file name that is not text, is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
@@ -68,25 +77,33 @@ def _usage_or_bug(error: Exception, terminal: Terminal) -> NoReturn:
     message = getattr(error, "format_message", None)
     if message is not None:  # click's UsageError and its children: a wrong flag or argument
         context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError" and context and not terminal.json_output:
+            sys.stderr.write(f"{context.get_help()}\n")
+            sys.exit(UsageError.exit_code)
         hint = f"{context.command_path} --help" if context else "kitbuild --help"
         terminal.error(UsageError(message() or "wrong usage", hint=hint))
         sys.exit(UsageError.exit_code)
-    if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    import tempfile  # noqa: PLC0415
-    import traceback  # noqa: PLC0415
-
-    with tempfile.NamedTemporaryFile("w", prefix="kitbuild-bug-", suffix=".txt", delete=False) as report:
-        report.write(f"kitbuild {__version__}\n{sys.argv}\n")
-        traceback.print_exception(error, file=report)
     terminal.error(
         KitbuildError(
             f"this is a bug in kitbuild: {type(error).__name__}: {error}",
-            hint=f"please report it with {report.name}",
+            hint=f"please report it with {_bug_report(error)}",
         )
     )
     sys.exit(KitbuildError.exit_code)
+
+
+def _bug_report(error: Exception) -> str:
+    """Where the traceback is; itself where not even a temporary file can be written."""
+    import tempfile  # noqa: PLC0415
+    import traceback  # noqa: PLC0415
+
+    text = f"kitbuild {__version__}\n{sys.argv}\n{''.join(traceback.format_exception(error))}"
+    try:
+        with tempfile.NamedTemporaryFile("wb", prefix="kitbuild-bug-", suffix=".txt", delete=False) as report:
+            report.write(text.encode(errors="backslashreplace"))
+    except OSError:
+        return f"this:\n{text}"
+    return report.name
 
 
 def _context(*, json_output: bool, verbose: bool) -> tuple[Context, Terminal]:
@@ -345,12 +362,19 @@ def archive_unpack(
 
 
 @base_app.command("bootstrap")
-def base_bootstrap(target: str = "cpu", *, json_output: Json = False, verbose: Verbose = False) -> None:
+def base_bootstrap(
+    target: Annotated[str, typer.Argument()] = "cpu",
+    *,
+    push: Annotated[str | None, typer.Option("--push", metavar="REF", help="Push it for others.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", metavar="F", help="Write an OCI archive.")] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Make the CPU base from Debian packages."""
     from kitbuild import flow  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "base-bootstrap", flow.base_bootstrap(context, target))
+    _print(terminal, "base-bootstrap", flow.base_bootstrap(context, target, push=push, output=output))
 
 
 @base_app.command("build")
@@ -407,13 +431,15 @@ def doctor(*, json_output: Json = False) -> None:
 
 
 @app.command()
-def schema() -> None:
+def schema(*, json_output: Json = False) -> None:
     """Print the recipe's JSON Schema, for editors."""
     import json  # noqa: PLC0415
 
     from kitbuild.recipe import schema as recipe_schema  # noqa: PLC0415
 
-    sys.stdout.write(json.dumps(recipe_schema(), indent=2, sort_keys=True) + "\n")
+    found = recipe_schema()
+    terminal = Terminal(verbose=False, json_output=json_output)
+    terminal.result("schema", {"recipe": found}, json.dumps(found, indent=2, sort_keys=True))
 
 
 @app.command()
@@ -426,10 +452,10 @@ def stack(*, json_output: Json = False) -> None:
 
 
 def _stop_on_signal(stop: Any) -> Any:
-    """The first Ctrl-C or SIGTERM asks the run for a checkpoint; a second one within it ends at once."""
+    """While the guest runs, the first Ctrl-C or SIGTERM asks it for a checkpoint; any other ends at once."""
 
     def handler(_signal: int, _frame: Any) -> None:
-        if stop.requested and time.monotonic() - stop.since > 1:
+        if not stop.following or (stop.requested and time.monotonic() - stop.since > 1):
             raise KeyboardInterrupt
         if not stop.requested:
             stop.requested, stop.since = True, time.monotonic()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.base import bases, registry
 from kitbuild.base.bootstrap import bootstrap
 from kitbuild.base.build import build
-from kitbuild.base.oci import write_archive
+from kitbuild.base.share import push_base, write_base
 from kitbuild.flow.context import Context, Result
 
 if TYPE_CHECKING:
@@ -16,34 +15,27 @@ if TYPE_CHECKING:
     from kitbuild.base.models import LockedBase
 
 
-def base_bootstrap(context: Context, target: str) -> Result:
-    """The CPU base from Debian packages."""
+def base_bootstrap(context: Context, target: str, *, push: str | None, output: Path | None) -> Result:
+    """The CPU base from Debian packages, pushed or written where that is asked for."""
     base = bootstrap(target, store=context.store, progress=context.progress, environ=context.environ)
-    return _told(base, [])
+    return _shared(context, base, push=push, output=output)
 
 
 def base_build(context: Context, target: str, *, upstream: str | None, push: str | None, output: Path | None) -> Result:
     """A base from Dockerfile.TARGET, pushed or written where that is asked for."""
-    base = build(
-        target,
-        upstream=upstream,
-        client=context.client(),
-        store=context.store,
-        progress=context.progress,
-    )
-    layers = bases.layers(context.store, base)
-    config, manifest = bases.config(context.store, base), bases.manifest(context.store, base)
+    client = context.client()
+    base = build(target, upstream=upstream, client=client, store=context.store, progress=context.progress)
+    return _shared(context, base, push=push, output=output)
+
+
+def _shared(context: Context, base: LockedBase, *, push: str | None, output: Path | None) -> Result:
     lines = []
     if push is not None:
-        registry.push(push, manifest, config, layers, environ=context.environ, progress=context.progress)
-        lines.append(f"pushed to {push}")
+        pushed = push_base(base, push, store=context.store, environ=context.environ, progress=context.progress)
+        lines.append(f"pushed to {pushed}")
     if output is not None:
-        write_archive(output, config=config, manifest=manifest, layers=layers, tag=base.name)
+        write_base(base, output, store=context.store, progress=context.progress)
         lines.append(f"written to {output}")
-    return _told(base, lines)
-
-
-def _told(base: LockedBase, lines: list[str]) -> Result:
     fields: dict[str, Any] = {
         "name": base.name,
         "manifest_digest": base.manifest_digest,
