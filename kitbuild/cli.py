@@ -107,7 +107,7 @@ def _bug_report(error: Exception) -> str:
 
 
 def _context(*, json_output: bool, verbose: bool) -> tuple[Context, Terminal]:
-    from kitbuild.flow import Context  # noqa: PLC0415
+    from kitbuild.flow.context import Context  # noqa: PLC0415
     from kitbuild.store import Store  # noqa: PLC0415
 
     terminal = Terminal(verbose=verbose, json_output=json_output)
@@ -154,9 +154,9 @@ def init(
 @app.command()
 def check(recipe: RecipePath, *, json_output: Json = False) -> None:
     """Check all that can be known without the network."""
-    from kitbuild.flow import check as check_recipe  # noqa: PLC0415
+    from kitbuild.flow import locking  # noqa: PLC0415
 
-    report = check_recipe(recipe)
+    report = locking.check(recipe)
     terminal = Terminal(verbose=False, json_output=json_output)
     terminal.result("check", report.as_json(), report.text())
 
@@ -180,10 +180,10 @@ def lock(
     verbose: Verbose = False,
 ) -> None:
     """Resolve a recipe to what cannot move, and write RECIPE's lock beside it."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import locking  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    result = flow.lock(
+    result = locking.lock(
         context, recipe, only_check=only_check, update=frozenset(update or ()), upgrade=upgrade, diff=diff
     )
     _print(terminal, "lock", result)
@@ -203,10 +203,10 @@ def fetch(
     verbose: Verbose = False,
 ) -> None:
     """Fill the store with all that the lock names."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import building  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "fetch", flow.fetch(context, recipe, bundle=bundle, source=source))
+    _print(terminal, "fetch", building.fetch(context, recipe, bundle=bundle, source=source))
 
 
 @app.command()
@@ -225,10 +225,10 @@ def image(
     verbose: Verbose = False,
 ) -> None:
     """Build the image: lock if there is no lock, fetch, assemble, load."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import building  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    built = flow.image(context, recipe, tag=tag, push=push, output=output)
+    built = building.image(context, recipe, tag=tag, push=push, output=output)
     terminal.result("image", built.as_json(), built.text())
 
 
@@ -251,12 +251,12 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Train: build the image if it is missing, start it with no network, follow it, keep the archive."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    options = flow.RunOptions(out=out, engine=engine, python=python, resume=resume)
-    finished = flow.run(context, recipe, options, stop=_stop_on_signal(Stop()))
+    options = running.RunOptions(out=out, engine=engine, python=python, resume=resume)
+    finished = running.run(context, recipe, options, stop=_stop_on_signal(Stop()))
     _print(terminal, "run", finished)
 
 
@@ -277,12 +277,12 @@ def reproduce(
     verbose: Verbose = False,
 ) -> None:
     """Run an archive again from its lock, and compare."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    options = flow.RunOptions(out=out, engine=engine, python=python, resume=None)
-    again = flow.reproduce(context, archive, options, tolerance=tolerance, stop=_stop_on_signal(Stop()))
+    options = running.RunOptions(out=out, engine=engine, python=python, resume=None)
+    again = running.reproduce(context, archive, options, tolerance=tolerance, stop=_stop_on_signal(Stop()))
     _print(terminal, "reproduce", again)
 
 
@@ -300,38 +300,38 @@ def compare(
     json_output: Json = False,
 ) -> None:
     """IDENTICAL, or the first step that differs and why."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import archives  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=False)
-    verdict = flow.compare(context, left, right, report=report, tolerance=tolerance)
+    verdict = archives.compare(context, left, right, report=report, tolerance=tolerance)
     _print(terminal, "compare", verdict)
 
 
 @archive_app.command("verify")
 def archive_verify(path: Path, *, json_output: Json = False) -> None:
     """Check every digest in an archive against its files."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import archives  # noqa: PLC0415
 
     _, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-verify", flow.archive_verify(path))
+    _print(terminal, "archive-verify", archives.archive_verify(path))
 
 
 @archive_app.command("list")
 def archive_list(folder: Annotated[Path, typer.Argument()] = Path("runs"), *, json_output: Json = False) -> None:
     """The runs in a folder."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import archives  # noqa: PLC0415
 
     _, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-list", flow.archive_list(folder))
+    _print(terminal, "archive-list", archives.archive_list(folder))
 
 
 @archive_app.command("show")
 def archive_show(path: Path, *, json_output: Json = False) -> None:
     """What a run was and what came of it."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import archives  # noqa: PLC0415
 
     _, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-show", flow.archive_show(path))
+    _print(terminal, "archive-show", archives.archive_show(path))
 
 
 @archive_app.command("pack")
@@ -344,10 +344,12 @@ def archive_pack(
     json_output: Json = False,
 ) -> None:
     """One file with which a stranger who has an engine can reproduce the run."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import archives  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-pack", flow.archive_pack(context, path, output=output, include=include, weights=weights))
+    _print(
+        terminal, "archive-pack", archives.archive_pack(context, path, output=output, include=include, weights=weights)
+    )
 
 
 @archive_app.command("unpack")
@@ -355,10 +357,10 @@ def archive_unpack(
     path: Path, folder: Annotated[Path, typer.Argument()] = Path("runs"), *, json_output: Json = False
 ) -> None:
     """Unpack an archive into a folder; what it carries goes into the store, verified."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import archives  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-unpack", flow.archive_unpack(context, path, folder))
+    _print(terminal, "archive-unpack", archives.archive_unpack(context, path, folder))
 
 
 @base_app.command("bootstrap")
@@ -371,10 +373,10 @@ def base_bootstrap(
     verbose: Verbose = False,
 ) -> None:
     """Make the CPU base from Debian packages."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import bases  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "base-bootstrap", flow.base_bootstrap(context, target, push=push, output=output))
+    _print(terminal, "base-bootstrap", bases.base_bootstrap(context, target, push=push, output=output))
 
 
 @base_app.command("build")
@@ -390,10 +392,10 @@ def base_build(
     verbose: Verbose = False,
 ) -> None:
     """Build a finished base from Dockerfile.TARGET; it is shared by digest from then on."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import bases  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "base-build", flow.base_build(context, target, upstream=upstream, push=push, output=output))
+    _print(terminal, "base-build", bases.base_build(context, target, upstream=upstream, push=push, output=output))
 
 
 @store_app.command("verify")
@@ -403,10 +405,10 @@ def store_verify(
     json_output: Json = False,
 ) -> None:
     """Hash every file in the store."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import upkeep  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "store-verify", flow.store_verify(context, repair=repair))
+    _print(terminal, "store-verify", upkeep.store_verify(context, repair=repair))
 
 
 @store_app.command("gc")
@@ -414,19 +416,19 @@ def store_gc(
     folders: Annotated[list[Path], typer.Argument(help="Folders whose locks are kept.")], *, json_output: Json = False
 ) -> None:
     """Remove what no lock in FOLDERS names."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import upkeep  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "store-gc", flow.store_gc(context, tuple(folders)))
+    _print(terminal, "store-gc", upkeep.store_gc(context, tuple(folders)))
 
 
 @app.command()
 def doctor(*, json_output: Json = False) -> None:
     """What this machine has of what kitbuild needs."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import upkeep  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=False)
-    report = flow.doctor(context)
+    report = upkeep.doctor(context)
     _print(terminal, "doctor", report)
 
 
@@ -445,10 +447,10 @@ def schema(*, json_output: Json = False) -> None:
 @app.command()
 def stack(*, json_output: Json = False) -> None:
     """The tested package sets."""
-    from kitbuild import flow  # noqa: PLC0415
+    from kitbuild.flow import upkeep  # noqa: PLC0415
 
     terminal = Terminal(verbose=False, json_output=json_output)
-    _print(terminal, "stack", flow.stack())
+    _print(terminal, "stack", upkeep.stack())
 
 
 def _stop_on_signal(stop: Any) -> Any:

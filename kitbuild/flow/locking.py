@@ -61,7 +61,7 @@ def _lock_state(loaded: LoadedRecipe) -> tuple[str, str]:
         lock = read_lock(loaded.path)
         if lock is None:
             return "missing", f"none yet; kitbuild lock {loaded.path} makes it"
-        check_current(loaded, lock)
+        check_current(loaded, lock, by_size=True)
     except LockError as error:
         return "stale", f"{error.message} ({error.hint})"
     return "current", f"{lock_path(loaded.path).name}, current"

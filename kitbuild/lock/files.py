@@ -89,13 +89,16 @@ def write_lock(recipe_path: Path, lock: Lock) -> tuple[Path, bool]:
     return path, True
 
 
-def check_current(loaded: LoadedRecipe, lock: Lock) -> None:
-    """Raise, exit 3, where the lock does not belong to this recipe, its local files or this kitbuild."""
+def check_current(loaded: LoadedRecipe, lock: Lock, *, by_size: bool = False) -> None:
+    """Raise, exit 3, where the lock does not belong to this recipe, its local files or this kitbuild.
+
+    With `by_size`, local files are not hashed: a first look in milliseconds, for what comes before the real one.
+    """
     check_maker(lock)
     hint = f"kitbuild lock {loaded.path}"
     if lock.recipe_sha256 != loaded.sha256:
         raise LockError(f"{lock_path(loaded.path)} is stale: {loaded.path} changed since", hint=hint)
-    problems = list(_changed_files(lock, loaded.path.parent))
+    problems = list(_changed_files(lock, loaded.path.parent, by_size=by_size))
     if problems:
         raise LockError(f"{lock_path(loaded.path)} is stale: local files changed since", hint=hint, problems=problems)
 
@@ -112,16 +115,20 @@ def check_maker(lock: Lock) -> None:
         )
 
 
-def _changed_files(lock: Lock, folder: Path) -> Iterator[Problem]:
+def _changed_files(lock: Lock, folder: Path, *, by_size: bool) -> Iterator[Problem]:
     """Local files that are there and are not the locked ones; what is gone is taken from the store."""
     for key, tree in local_trees(lock):
         place = folder / str(tree.path)
         for file in tree.files:
             path = place if place.is_file() else place / file.path
-            if path.is_file() and not _same(path, file):
+            if path.is_file() and not _same(path, file, by_size=by_size):
                 yield Problem(file=str(path), key=key, message="is not the locked file any more")
     template = lock.model.chat_template
-    if template is not None and (folder / template.path).is_file() and not _same(folder / template.path, template):
+    if (
+        template is not None
+        and (folder / template.path).is_file()
+        and not _same(folder / template.path, template, by_size=by_size)
+    ):
         yield Problem(
             file=str(folder / template.path), key="model.chat_template", message="is not the locked file any more"
         )
@@ -135,6 +142,6 @@ def local_trees(lock: Lock) -> Iterator[tuple[str, LockedTree]]:
     yield from ((key, tree) for key, tree in trees if tree is not None and tree.path is not None)
 
 
-def _same(path: Path, file: LockedFile) -> bool:
+def _same(path: Path, file: LockedFile, *, by_size: bool) -> bool:
     # Size first: hashing a checkpoint takes seconds, and most edits change the size.
-    return path.stat().st_size == file.size and sha256_file(path)[0] == file.sha256
+    return path.stat().st_size == file.size and (by_size or sha256_file(path)[0] == file.sha256)
