@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ class Terminal:
     """Draws on a terminal; elsewhere only results, warnings and errors appear (notes too when `verbose`)."""
 
     def __init__(self, *, verbose: bool, json_output: bool) -> None:
-        self._json = json_output
+        self.json_output = json_output
         self._draws = sys.stderr.isatty()
         self._notes = verbose or (self._draws and not json_output)
         self._bars: Bars | None = None
@@ -77,22 +78,30 @@ class Terminal:
 
     def result(self, command: str, fields: Mapping[str, Any], text: str) -> None:
         """The one thing that goes to stdout."""
-        if self._json:
-            sys.stdout.write(json.dumps({"schema": f"kitbuild.{command}/1", **fields}, sort_keys=True) + "\n")
+        if self.json_output:
+            _to_stdout(json.dumps({"schema": f"kitbuild.{command}/1", **fields}, sort_keys=True))
         elif text:
-            sys.stdout.write(text.rstrip("\n") + "\n")
-        sys.stdout.flush()
+            _to_stdout(text.rstrip("\n"))
 
     def error(self, error: KitbuildError) -> None:
         """A fact, its problems, a hint; on stdout as one object with `--json`."""
-        if self._json:
-            sys.stdout.write(json.dumps(error.as_json(), sort_keys=True) + "\n")
-            sys.stdout.flush()
+        if self.json_output:
+            _to_stdout(json.dumps(error.as_json(), sort_keys=True))
             return
         lines = [f"error: {error.message}", *(str(problem) for problem in error.problems)]
         if error.hint:
             lines.append(f"hint: {error.hint}")
         sys.stderr.write("\n".join(lines) + "\n")
+
+
+def _to_stdout(text: str) -> None:
+    """Whoever reads may stop (`| head`): what was done and how it ended stays the same."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end: https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _Amount() -> Any:  # noqa: N802 - stands where rich expects a column class

@@ -67,9 +67,10 @@ def train(
             _in_container(context, lock, recipe, place, resume=resume, stop=stop)
         else:
             _locally(context, lock, recipe, place, options, resume=resume, stop=stop)
-    except KitbuildError as error:
+    except BaseException as error:
         _drop_if_empty(place)
-        error.details["run_dir"] = str(place) if place.exists() else None
+        if isinstance(error, KitbuildError):
+            error.details["run_dir"] = str(place) if place.exists() else None
         raise
     summary = archives.show(archives.read(place))
     return Result(

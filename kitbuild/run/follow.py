@@ -37,16 +37,25 @@ class Process(Protocol):
 
 @dataclass
 class Stop:
-    """Set by a signal handler; read at each turn."""
+    """Set by a signal handler; read at each turn. `following`: there is a guest to pass it on to."""
 
     requested: bool = False
     since: float = 0.0
+    following: bool = False
 
 
 def follow(
     process: Process, run_dir: Path, *, progress: Progress, stop: Stop, sleep: Callable[[float], None] = time.sleep
 ) -> int:
     """Show progress until the guest ends; returns its exit code. A stop request is passed on once."""
+    stop.following = True
+    try:
+        return _follow(process, run_dir, progress=progress, stop=stop, sleep=sleep)
+    finally:
+        stop.following = False
+
+
+def _follow(process: Process, run_dir: Path, *, progress: Progress, stop: Stop, sleep: Callable[[float], None]) -> int:
     asked = False
     phase, step = "", 0
     with progress.activity("training", total=None, unit="steps") as advance:
