@@ -40,6 +40,7 @@ app.add_typer(base_app, name="base")
 app.add_typer(store_app, name="store")
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, for example recipes/tiny-cpu.yaml.")]
+ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A run directory, or a packed x.kit.tar.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each decision and where it came from.")]
 
@@ -50,15 +51,16 @@ def main() -> NoReturn:
     _print_anything()
     terminal = Terminal(verbose=False, json_output="--json" in sys.argv[1:])
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="kitbuild")
     except KitbuildError as error:
         terminal.error(error)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("\ninterrupted; nothing was left half-written\n")
-        sys.exit(INTERRUPTED)
+        code = INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last handler: a bug is reported, never shown raw
         _usage_or_bug(error, terminal)
+    if code == INTERRUPTED:  # typer, too, makes this of Ctrl-C
+        terminal.interrupted(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -262,7 +264,7 @@ def run(
 
 @app.command()
 def reproduce(
-    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A run directory, or a packed x.kit.tar.")],
+    archive: ArchivePath,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where run directories go.")] = Path("runs"),
     engine: Annotated[str, typer.Option("--engine", help="docker or local.")] = "docker",
@@ -308,7 +310,7 @@ def compare(
 
 
 @archive_app.command("verify")
-def archive_verify(path: Path, *, json_output: Json = False) -> None:
+def archive_verify(path: ArchivePath, *, json_output: Json = False) -> None:
     """Check every digest in an archive against its files."""
     from kitbuild.flow import archives  # noqa: PLC0415
 
@@ -317,7 +319,9 @@ def archive_verify(path: Path, *, json_output: Json = False) -> None:
 
 
 @archive_app.command("list")
-def archive_list(folder: Annotated[Path, typer.Argument()] = Path("runs"), *, json_output: Json = False) -> None:
+def archive_list(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")] = Path("runs"), *, json_output: Json = False
+) -> None:
     """The runs in a folder."""
     from kitbuild.flow import archives  # noqa: PLC0415
 
@@ -326,7 +330,7 @@ def archive_list(folder: Annotated[Path, typer.Argument()] = Path("runs"), *, js
 
 
 @archive_app.command("show")
-def archive_show(path: Path, *, json_output: Json = False) -> None:
+def archive_show(path: ArchivePath, *, json_output: Json = False) -> None:
     """What a run was and what came of it."""
     from kitbuild.flow import archives  # noqa: PLC0415
 
@@ -336,7 +340,7 @@ def archive_show(path: Path, *, json_output: Json = False) -> None:
 
 @archive_app.command("pack")
 def archive_pack(
-    path: Path,
+    path: ArchivePath,
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="X.KIT.TAR")] = None,
     include: Annotated[str, typer.Option("--include", help="local: what has no upstream; all: everything.")] = "local",
@@ -354,7 +358,10 @@ def archive_pack(
 
 @archive_app.command("unpack")
 def archive_unpack(
-    path: Path, folder: Annotated[Path, typer.Argument()] = Path("runs"), *, json_output: Json = False
+    path: ArchivePath,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")] = Path("runs"),
+    *,
+    json_output: Json = False,
 ) -> None:
     """Unpack an archive into a folder; what it carries goes into the store, verified."""
     from kitbuild.flow import archives  # noqa: PLC0415

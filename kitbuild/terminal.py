@@ -93,6 +93,15 @@ class Terminal:
             lines.append(f"hint: {error.hint}")
         sys.stderr.write("\n".join(lines) + "\n")
 
+    def interrupted(self, exit_code: int) -> None:
+        """Ctrl-C: nothing failed, nothing was done."""
+        message = "interrupted; nothing was left half-written"
+        if self.json_output:
+            fields = {"code": "interrupted", "exit_code": exit_code, "message": message, "hint": None, "problems": []}
+            _to_stdout(json.dumps({"schema": "kitbuild.error/1", **fields}, sort_keys=True))
+        else:
+            sys.stderr.write(f"\n{message}\n")
+
 
 def _to_stdout(text: str) -> None:
     """Whoever reads may stop (`| head`): what was done and how it ended stays the same."""

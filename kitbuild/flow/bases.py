@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kitbuild.base.bootstrap import bootstrap
 from kitbuild.base.build import build
 from kitbuild.base.share import push_base, write_base
+from kitbuild.base.targets import dockerfile_path, load_target
 from kitbuild.flow.context import Context, Result
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def base_bootstrap(context: Context, target: str, *, push: str | None, output: P
 
 def base_build(context: Context, target: str, *, upstream: str | None, push: str | None, output: Path | None) -> Result:
     """A base from Dockerfile.TARGET, pushed or written where that is asked for."""
+    dockerfile_path(load_target(target))  # a wrong name is told before an engine is asked for
     client = context.client()
     base = build(target, upstream=upstream, client=client, store=context.store, progress=context.progress)
     return _shared(context, base, push=push, output=output)
