@@ -199,10 +199,11 @@ class Registry:
             advance(size)
 
     def put_manifest(self, manifest: bytes) -> str:
-        """Upload a manifest under the reference's tag; returns its digest."""
+        """Upload a manifest under the reference's tag (`latest` where it has none); returns its digest."""
         digest = oci.digest_of(manifest)
-        target = self.reference.tag or digest
-        self._send("PUT", f"/manifests/{target}", data=manifest, headers={"Content-Type": oci.MANIFEST_TYPE})
+        self._send(
+            "PUT", f"/manifests/{self.reference.target}", data=manifest, headers={"Content-Type": oci.MANIFEST_TYPE}
+        )
         return digest
 
     def _manifest(self, target: str) -> bytes:

@@ -1,7 +1,7 @@
 """Step 2: turn a recipe into exact revisions. With `store`, the only host code that uses the network.
 
-`resolve` reads top to bottom in the order in which facts are needed: base, wheels, model, data, kernels,
-defaults, advisories.
+`resolve` reads top to bottom: model first, since it tells with the tested versions whether a combination is known to
+be bad, before a base is made and packages are resolved; then base, wheels, data, kernels, defaults.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kitbuild.lock.hub import Hub
 from kitbuild.lock.kernels import System, lock_kernels
 from kitbuild.lock.models import LOCK_VERSION, Defaults, Lock, LockedModel, LockedWheel, MetAdvisory, PackageSet
 from kitbuild.lock.requirements import refuse_advisories, requirements, tested_versions
+from kitbuild.lock.torch_builds import cuda_of_local, cuda_of_runtime
 from kitbuild.lock.trees import Trees
 from kitbuild.lock.wheels import fetch_wheels, resolve_wheels
 
@@ -77,7 +78,19 @@ def resolve(
     target = load_target(recipe.image.target)
     same_target = previous is not None and previous.target == target.target
     pins = pins_of(previous if same_target else None, update)
-    refuse_advisories(recipe, versions=tested_versions(recipe, target), model_config=recipe.model.config)
+    tested = tested_versions(recipe, target)
+    refuse_advisories(recipe, versions=tested, model_config=recipe.model.config)
+    hub: list[Hub] = []
+
+    def the_hub() -> Hub:
+        if not hub:
+            hub.append(Hub(environ, pins=pins.commits))
+        return hub[0]
+
+    trees = Trees(folder=loaded.path.parent, hub=the_hub, store=store, progress=progress)
+    model = trees.model(recipe)
+    model_config = _model_config(model, store)
+    refuse_advisories(recipe, versions=tested, model_config=model_config)
 
     base = find(
         recipe.image.base,
@@ -100,15 +113,8 @@ def resolve(
         environ=environ,
         progress=progress,
     )
-    hub: list[Hub] = []
-
-    def the_hub() -> Hub:
-        if not hub:
-            hub.append(Hub(environ, pins=pins.commits))
-        return hub[0]
-
-    trees = Trees(folder=loaded.path.parent, hub=the_hub, store=store, progress=progress)
-    model = trees.model(recipe)
+    versions = {wheel.name: wheel.version for wheel in wheels}
+    met = refuse_advisories(recipe, versions=versions, model_config=model_config)
     datasets = tuple(trees.dataset(item, key=f"dataset.{index}") for index, item in enumerate(recipe.dataset))
     evaluate = trees.dataset(recipe.evaluate.dataset, key="evaluate.dataset") if recipe.evaluate else None
     system = _system(recipe, wheels, architecture=base.architecture, cuda=target.cuda)
@@ -120,9 +126,6 @@ def resolve(
     fetch_wheels(wheels, store=store, environ=environ, progress=progress)
     declared = read_defaults(wheels, store)
     arguments, device_dependent = resolve_arguments(recipe, declared)
-    met = refuse_advisories(
-        recipe, versions={wheel.name: wheel.version for wheel in wheels}, model_config=_model_config(model, store)
-    )
     return Lock(
         version=LOCK_VERSION,
         name=recipe.name,
@@ -155,11 +158,11 @@ def launch(recipe: Recipe) -> dict[str, Any]:
 
 
 def _system(recipe: Recipe, wheels: tuple[LockedWheel, ...], *, architecture: str, cuda: str | None) -> System:
-    torch = next((wheel.version for wheel in wheels if wheel.name == "torch"), "0")
+    versions = {wheel.name: wheel.version for wheel in wheels}
+    torch = versions.get("torch", "0")
     # Variants follow torch.version.cuda, not the base: a cu128 torch on a 12.9 base is "cu128".
-    local = torch.partition("+")[2]
-    told = f"{local[2:-1]}.{local[-1]}" if local.startswith("cu") and local[2:].isdigit() else cuda
-    return System(cuda=told, torch=torch, machine=MACHINES[architecture], gpu_archs=recipe.image.gpu_archs)
+    told = cuda and not torch.endswith("+cpu") and (cuda_of_local(torch) or cuda_of_runtime(versions) or cuda)
+    return System(cuda=told or None, torch=torch, machine=MACHINES[architecture], gpu_archs=recipe.image.gpu_archs)
 
 
 def _model_config(model: LockedModel, store: Store) -> Mapping[str, Any] | None:

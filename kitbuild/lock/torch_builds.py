@@ -70,6 +70,19 @@ def _cuda(pylock: Pylock) -> tuple[int, int] | None:
     return None
 
 
+def cuda_of_local(version: str) -> str | None:
+    """`2.8.0+cu129` → `12.9`: the CUDA that a build's local version tells."""
+    local = Version(version).local if is_exact(version) else None
+    match = re.fullmatch(r"cu(\d+)(\d)", local or "")
+    return f"{match[1]}.{match[2]}" if match else None
+
+
+def cuda_of_runtime(versions: Mapping[str, str]) -> str | None:
+    """The CUDA of the runtime that torch brings as a package: what a build without a local version is for."""
+    found = next((Version(versions[name]) for name in _CUDA_RUNTIMES if name in versions), None)
+    return f"{found.major}.{found.minor}" if found else None
+
+
 def cuda_fits(pylock: Pylock, backend: str, how: str) -> bool:
     """Whether torch's CUDA is the backend's (`same`) or of its major and not newer (`older`); unknown fits."""
     built, wanted = _cuda(pylock), _backend_cuda(backend)
