@@ -13,7 +13,7 @@ import requests.exceptions
 
 from kitbuild.errors import RunError
 from kitbuild.run.container import GUEST_UID, ContainerSpec, Mount, guest_environment, input_mounts
-from kitbuild.run.follow import Stop, follow, raise_for
+from kitbuild.run.follow import Stop, follow, keep_printed, raise_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,8 +123,5 @@ def _start(container: Container) -> None:
 
 
 def _keep_log(container: Container, run_dir: Path) -> None:
-    """What the guest printed before it could open its own log, if anything."""
-    with contextlib.suppress(docker.errors.APIError, OSError):
-        text = container.logs()
-        if text and not (run_dir / "logs" / "guest.log").exists():
-            (run_dir / "container.log").write_bytes(text)
+    with contextlib.suppress(docker.errors.APIError):
+        keep_printed(container.logs(), run_dir)

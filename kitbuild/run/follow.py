@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 STOPPED_EXIT_CODE = 10
+LOG, PRINTED = "logs/guest.log", "start.log"
 
 
 class Process(Protocol):
@@ -90,12 +92,19 @@ def describe(status: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
+def keep_printed(text: bytes, run_dir: Path) -> None:
+    """What the guest printed before it could open its own log, if anything."""
+    if text and not (run_dir / LOG).exists():
+        with contextlib.suppress(OSError):
+            (run_dir / PRINTED).write_bytes(text)
+
+
 def raise_for(code: int, process: Process, run_dir: Path) -> None:
     """Turn a guest's exit into our error, with the guest's own words where it left any."""
     if code == 0:
         return
     told = read_json(run_dir / "exit.json")
-    where = f"see {run_dir / 'logs' / 'guest.log'}"
+    where = f"see {run_dir / (PRINTED if (run_dir / PRINTED).exists() else LOG)}"
     if process.out_of_memory():
         raise RunError(
             f"the run was ended by the system: out of memory (at step {told.get('steps_done') or 'start'})",

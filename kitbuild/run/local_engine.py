@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kitbuild.errors import RunError
 from kitbuild.run.container import guest_environment, input_mounts
-from kitbuild.run.follow import Stop, follow, raise_for
+from kitbuild.run.follow import Stop, follow, keep_printed, raise_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,15 +67,16 @@ def run_local(
         joined = scratch / "root"
         _join(joined, root, lock, store)
         (scratch / "cache").mkdir()
-        process = _start(
-            python, environment=_environment(joined, scratch / "cache", run_dir, environ, locked=locked, resume=resume)
-        )
+        environment = _environment(joined, scratch / "cache", run_dir, environ, locked=locked, resume=resume)
+        printed = scratch / "printed"
+        process = _start(python, environment=environment, printed=printed)
         guest = LocalProcess(process)
         try:
             code = follow(guest, run_dir, progress=progress, stop=stop)
         finally:
             guest.kill()
             process.wait()
+        keep_printed(printed.read_bytes(), run_dir)
     raise_for(code, guest, run_dir)
 
 
@@ -110,16 +111,17 @@ def _environment(
     }
 
 
-def _start(python: Path, *, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(python: Path, *, environment: Mapping[str, str], printed: Path) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(
-            [python, "-m", "kitbuild.guest", "train"],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with printed.open("wb") as stream:
+            return subprocess.Popen(
+                [python, "-m", "kitbuild.guest", "train"],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
     except OSError as error:
         raise RunError(
             f"{python} cannot be started: {error.strerror}", hint="--python takes the path of a Python"
