@@ -24,6 +24,8 @@ CLASSES = {
     "trl.SFTConfig": ("trl.trainer.sft_config.SFTConfig", ("trl", "transformers")),
     "peft.LoraConfig": ("peft.tuners.lora.config.LoraConfig", ("peft",)),
 }
+DECLARING = frozenset(package for _, packages in CLASSES.values() for package in packages)
+"""The packages whose source is read."""
 
 
 def read_defaults(wheels: Iterable[LockedWheel], store: Store) -> dict[str, dict[str, Any]]:

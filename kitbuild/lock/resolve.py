@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kitbuild.base.find import find
 from kitbuild.base.targets import load_target
 from kitbuild.lock.arguments import resolve_arguments
-from kitbuild.lock.defaults import read_defaults
+from kitbuild.lock.defaults import DECLARING, read_defaults
 from kitbuild.lock.files import maker
 from kitbuild.lock.hub import Hub
 from kitbuild.lock.kernels import System, lock_kernels
@@ -123,7 +123,8 @@ def resolve(
         if recipe.kernels.attention_reference or recipe.kernels.layers
         else ()
     )
-    fetch_wheels(wheels, store=store, environ=environ, progress=progress)
+    sources = tuple(wheel for wheel in wheels if wheel.name in DECLARING)
+    fetch_wheels(sources, store=store, environ=environ, progress=progress)
     declared = read_defaults(wheels, store)
     arguments, device_dependent = resolve_arguments(recipe, declared)
     return Lock(

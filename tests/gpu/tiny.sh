@@ -3,7 +3,7 @@
 #
 #   tests/gpu/tiny.sh PYTHON OUT        PYTHON: one with torch, transformers, trl 1.14, accelerate, datasets
 #
-# Needs recipes/tiny-cpu.lock.json (kitbuild lock recipes/tiny-cpu.yaml, on any machine) and kitbuild's own
+# Needs tests/gpu/tiny-cuda.lock.json (kitbuild lock tests/gpu/tiny-cuda.yaml, on any machine) and kitbuild's own
 # dependencies. The environment is recorded, not locked, and every verdict says so.
 set -euo pipefail
 python=$1
@@ -11,8 +11,8 @@ out=$2
 kitbuild=${KITBUILD:-kitbuild}
 cd "$(dirname "$0")/../.."
 
-first=$($kitbuild run recipes/tiny-cpu.yaml --engine local --python "$python" --out "$out" --json)
-second=$($kitbuild run recipes/tiny-cpu.yaml --engine local --python "$python" --out "$out" --json)
+first=$($kitbuild run tests/gpu/tiny-cuda.yaml --engine local --python "$python" --out "$out" --json) || { echo "$first" >&2; exit 1; }
+second=$($kitbuild run tests/gpu/tiny-cuda.yaml --engine local --python "$python" --out "$out" --json) || { echo "$second" >&2; exit 1; }
 run_dir() { "$python" -c 'import json, sys; print(json.loads(sys.argv[1])["run_dir"])' "$1"; }
 a=$(run_dir "$first")
 b=$(run_dir "$second")
