@@ -218,6 +218,7 @@ def dispatch(arguments: argparse.Namespace, terminal: record.Terminal, started: 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, and turn an error into its exit code."""
     started = time.time()
+    sys.dont_write_bytecode = True  # Kernels and libraries are locked; what is written beside them would not be.
     if os.environ.get(HASH_SEED) != "0":
         # The order of sets is fixed when Python starts, so it has to start again.
         given = list(sys.argv[1:] if argv is None else argv)
