@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kitbuild.archive.read import Archive
     from kitbuild.compare.models import FirstDifference
 
-_COMPUTE = ("model", "kernel", "kernel_use", "package", "argument", "determinism", "launch", "recipe", "threads")
+_COMPUTE = ("model", "argument", "kernel", "kernel_use", "package", "determinism", "launch", "recipe", "threads")
 _MACHINE = ("variable", "device", "build", "driver", "base", "default", "kitbuild", "image", "engine", "environment")
 _LAST = ("evaluate", "hardening", "capacity")
 _DATA_DIFFERS = ("seed", "dataset", "data_order", *_COMPUTE, *_MACHINE, *_LAST)
