@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 from kitbuild import recipe as recipes
-from kitbuild.errors import LockError, RecipeError
+from kitbuild.errors import LockError, RecipeError, UsageError
 from kitbuild.flow.context import Context, Result
 from kitbuild.lock.files import check_current, lock_path, parse_lock, read_lock, write_lock
 
@@ -72,7 +73,10 @@ def lock(
 ) -> Result:
     """Resolve and write the lock. What an earlier lock fixed stays, but for what `update` names or on `upgrade`."""
     loaded = recipes.read(path)
+    old = None if diff is None else _read_old(diff)  # before it is replaced: it may be this very lock
     previous = _previous(loaded, strict=only_check)
+    if previous is not None:
+        _refuse_unknown(update, previous)
     if only_check:
         assert previous is not None, "strict reading raises where there is none"  # noqa: S101 - for us
         check_current(loaded, previous)
@@ -84,8 +88,8 @@ def lock(
         _, changed = write_lock(path, found)
     lines = [f"{lock_path(path)} {'written' if changed else 'is current'}, {found.sha256[:12]}"]
     fields: dict[str, Any] = {"lock_path": str(lock_path(path)), "lock_sha256": found.sha256, "changed": changed}
-    if diff is not None:
-        differences = _differences(diff, found)
+    if old is not None:
+        differences = _differences(old, found)
         fields["differences"] = differences
         lines += differences or [f"no difference from {diff}"]
     return Result(fields=fields, lines=tuple(lines))
@@ -141,13 +145,30 @@ def ensure_lock(context: Context, loaded: LoadedRecipe) -> Lock:
     return found
 
 
-def _differences(old: Path, new: Lock) -> list[str]:
+def _refuse_unknown(update: frozenset[str], lock: Lock) -> None:
+    """A misspelt name would update nothing, silently."""
+    trees = (lock.model.weights, lock.model.tokenizer, *(item.tree for item in lock.datasets))
+    trees += (lock.evaluate.tree,) if lock.evaluate else ()
+    known = {"base", *(wheel.name for wheel in lock.wheels), *(kernel.repo for kernel in lock.kernels)}
+    known |= {tree.repo for tree in trees if tree is not None and tree.repo is not None}
+    for name in sorted(update - known):
+        near = difflib.get_close_matches(name, sorted(known), n=1)
+        raise UsageError(
+            f"--update {name}: the lock names no such package or repository",
+            hint=f"did you mean {near[0]}?" if near else "a package as the lock spells it, org/repository, or `base`",
+        )
+
+
+def _read_old(path: Path) -> Lock:
     try:
-        data = old.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
-        raise LockError(f"{old} cannot be read: {error.strerror}") from error
-    before = _flat(parse_lock(data, name=str(old)).model_dump(mode="json"))
-    after = _flat(new.model_dump(mode="json"))
+        raise LockError(f"{path} cannot be read: {error.strerror}", hint="--diff takes another lock file") from error
+    return parse_lock(data, name=str(path))
+
+
+def _differences(old: Lock, new: Lock) -> list[str]:
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     return [
         f"{key}: {before.get(key, '(none)')} → {after.get(key, '(none)')}"
         for key in sorted(before.keys() | after.keys())

@@ -41,10 +41,17 @@ class RunOptions:
 def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Result:
     """`kitbuild run`: build what is missing, train, and read the archive back."""
     loaded = recipes.read(path)
+    _refuse_without_engine(context, options)
     lock = ensure_lock(context, loaded)
-    fetch_for(context, lock, options, folder=path.parent)
     run_dir = _resumed(options.resume, lock) if options.resume else None
+    fetch_for(context, lock, options, folder=path.parent)
     return train(context, lock, loaded.content, options, run_dir=run_dir, stop=stop)
+
+
+def _refuse_without_engine(context: Context, options: RunOptions) -> None:
+    """Told before anything slow."""
+    if options.engine == "docker":
+        context.client()
 
 
 def fetch_for(context: Context, lock: Lock, options: RunOptions, *, folder: Path | None) -> None:
@@ -58,8 +65,7 @@ def train(
 ) -> Result:
     """One run of a lock in a run directory of its own (or, resumed, in its old one)."""
     began = time.monotonic()
-    if options.engine == "docker":
-        context.client()  # no engine is told before anything slow
+    _refuse_without_engine(context, options)
     place = run_dir or archives.new_run_dir(options.out.absolute(), lock.name)
     resume = run_dir is not None
     try:

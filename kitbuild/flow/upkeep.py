@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild import __version__
 from kitbuild.base.targets import load_target, target_names
-from kitbuild.errors import KitbuildError, VerificationError
+from kitbuild.errors import KitbuildError, UsageError, VerificationError
 from kitbuild.flow.context import Context, Result
 from kitbuild.store.gc import gc, verify
 
@@ -79,7 +79,13 @@ def store_gc(context: Context, folders: tuple[Path, ...]) -> Result:
     from kitbuild.flow.building import closure  # noqa: PLC0415 - beside its one use
     from kitbuild.lock.files import parse_lock  # noqa: PLC0415
 
-    locks = [path for folder in folders for path in sorted(folder.rglob("*lock.json"))]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(
+                f"{folder} is not a folder", hint="nothing was removed; name the folders that hold your locks"
+            )
+    # x.lock.json beside a recipe, lock.json in a run; package-lock.json is somebody else's.
+    locks = [path for folder in folders for path in sorted(folder.rglob("*lock.json")) if _is_lock(path.name)]
     kept: set[str] = set()
     for path in locks:
         kept |= closure(parse_lock(path.read_bytes(), name=str(path)))
@@ -88,3 +94,7 @@ def store_gc(context: Context, folders: tuple[Path, ...]) -> Result:
     return Result(
         fields=fields, lines=(f"{len(locks)} locks kept; {freed.blobs} files, {freed.bytes / 1e6:.0f} MB freed",)
     )
+
+
+def _is_lock(name: str) -> bool:
+    return name == "lock.json" or name.endswith(".lock.json")

@@ -1,0 +1,171 @@
+"""What surrounds a run: its directory, a refusal before anything slow, resuming only its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kitbuild.errors import ImageError, LockError, RunError, UsageError
+from kitbuild.flow import running
+from kitbuild.flow.context import Context
+from kitbuild.flow.running import RunOptions, summary_lines
+from kitbuild.lock.models import Lock
+from kitbuild.progress import Silent
+from kitbuild.recipe import starter
+from kitbuild.run.follow import Stop
+from tests.archive.factory import RECIPE, Run, lock_body
+from tests.image.kit import new_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kitbuild.archive import Summary
+    from kitbuild.flow.context import Result
+
+
+class Playing(Context):
+    """A context whose engine is there, or is not."""
+
+    def client(self) -> Any:
+        if self.environ.get("ENGINE") == "none":
+            raise ImageError("no container engine answers")
+        return object()
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Playing(environ={}, store=new_store(tmp_path / "store"), progress=Silent())
+
+
+LOCK = Lock.model_validate(lock_body())
+
+
+def options(out: Path, **changes: Any) -> RunOptions:
+    given: dict[str, Any] = {"out": out, "engine": "docker", "python": None, "resume": None}
+    return RunOptions(**(given | changes))
+
+
+def train(context: Context, out: Path) -> Result:
+    return running.train(context, LOCK, RECIPE, options(out), stop=Stop())
+
+
+def playing(monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], None]) -> None:
+    """`act` in place of building and running a container; it is given the run directory."""
+
+    def run(*arguments: Any, **named: Any) -> None:
+        act(next(item for item in (*arguments, *named.values()) if isinstance(item, Path)))
+
+    monkeypatch.setattr(running, "_in_container", run)
+
+
+def fill(run_dir: Path) -> None:
+    """A finished run in a directory that is there."""
+    made = Run().write(run_dir.parent / ".made")
+    for item in made.iterdir():
+        item.rename(run_dir / item.name)
+    made.rmdir()
+
+
+def test_finished_run_is_read_back(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory, and whether it learned."""
+    playing(monkeypatch, fill)
+    result = train(context, tmp_path / "runs")
+    run_dir = Path(result.fields["run_dir"])
+    assert run_dir.parent == tmp_path / "runs"
+    assert run_dir.name.startswith("tiny-")
+    assert result.fields["exit_code"] == 0
+    assert result.lines == (
+        "5 steps on cpu, complete",
+        "loss 2.8750 → 2.3750",
+        "exact match 0.0% → 75.0% (held-out)",
+        f"archive: {run_dir}",
+    )
+
+
+def test_failed_run_names_its_directory(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run wrote before it failed is kept, and said where."""
+
+    def fail(run_dir: Path) -> None:
+        (run_dir / "exit.json").write_text("{}")
+        raise RunError("out of memory")
+
+    playing(monkeypatch, fail)
+    with pytest.raises(RunError) as raised:
+        train(context, tmp_path / "runs")
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert raised.value.details == {"run_dir": str(run_dir)}
+
+
+@pytest.mark.parametrize("error", [RunError("the engine refused"), KeyboardInterrupt(), ZeroDivisionError()])
+def test_run_that_never_started_leaves_no_directory(
+    error: BaseException, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after Ctrl-C while the image is built, or a bug."""
+
+    def fail(_run_dir: Path) -> None:
+        raise error
+
+    playing(monkeypatch, fail)
+    with pytest.raises(type(error)):
+        train(context, tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert getattr(error, "details", {"run_dir": None}) == {"run_dir": None}
+
+
+def test_no_engine_is_told_before_a_directory_is_made(tmp_path: Path) -> None:
+    """Exit 5 with nothing done: no lock resolved, nothing fetched."""
+    context = Playing(environ={"ENGINE": "none"}, store=new_store(tmp_path / "store"), progress=Silent())
+    with pytest.raises(ImageError, match="no container engine answers"):
+        train(context, tmp_path / "runs")
+    recipe = tmp_path / "new.yaml"
+    recipe.write_text(starter("new"))
+    with pytest.raises(ImageError, match="no container engine answers"):
+        running.run(context, recipe, options(tmp_path / "runs"), stop=Stop())
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "new.yaml"}
+
+
+def test_resume_needs_a_run_of_the_same_lock(tmp_path: Path) -> None:
+    """Another lock's run, or what is no run, is refused; its own is taken as it is."""
+    own = Run().write(tmp_path / "own")
+    assert running._resumed(own, LOCK) == own
+    other = Run(lock=lock_body(target="cuda129")).write(tmp_path / "other")
+    with pytest.raises(UsageError, match="was started from another lock"):
+        running._resumed(other, LOCK)
+    with pytest.raises(UsageError, match="is not a run that can be resumed"):
+        running._resumed(tmp_path / "none", LOCK)
+    (own / "lock.json").write_text("{")
+    with pytest.raises(LockError, match="is not JSON"):
+        running._resumed(own, LOCK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "podman"}, "--engine podman is not known"),
+        ({"python": Path("/usr/bin/python3")}, "--python goes with --engine local"),
+    ],
+)
+def test_options_that_do_not_go_together(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Refused when they are put together, before anything is done."""
+    with pytest.raises(UsageError, match=message):
+        options(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"steps": []}, ("0 steps on cpu, complete", "exact match 0.0% → 75.0% (held-out)")),
+        (
+            {"manifest": {"results": {"steps": 5, "evaluate": None}}},
+            ("5 steps on cpu, complete", "loss 2.8750 → 2.3750"),
+        ),
+    ],
+)
+def test_summary_says_what_is_known(changes: dict[str, Any], expected: tuple[str, ...], tmp_path: Path) -> None:
+    """Nothing is made up where there was no step or no evaluation."""
+    from kitbuild.archive import read, show  # noqa: PLC0415
+
+    summary: Summary = show(read(Run(**changes).write(tmp_path / "run")))
+    assert expected == summary_lines(summary)
