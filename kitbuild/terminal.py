@@ -64,10 +64,10 @@ class Terminal:
 
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             _Amount(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
         )
         with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
             self._bars = bars
