@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from datetime import UTC, datetime
 from shutil import copyfile, rmtree
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,11 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
                 copyfile(places.kit / name, places.out / name)
     except OSError as error:
         hint = f"mount directories that user {os.getuid()} can write to"
-        return report(terminal, RunError(f"{error.filename} is not writable: {error.strerror}", hint=hint))
+        refusal = RunError(f"{error.filename} is not writable: {error.strerror}", hint=hint)
+        told = {"schema": "kitbuild.exit/1", "phase": "preflight", "steps_done": 0, "steps": None}
+        with suppress(OSError):
+            record.write_json(places.out / "exit.json", {**refusal.as_json(), **told})
+        return report(terminal, refusal)
     terminal.capture(places.out / "logs" / "guest.log")
     session = Session(config, terminal, started)
     session.stop.listen()

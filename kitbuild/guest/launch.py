@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -21,13 +22,16 @@ from typing import TYPE_CHECKING, Any
 from kitbuild.errors import KitbuildError, RunError, StoppedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from kitbuild.guest.config import Config
 
 PR_SET_PDEATHSIG = 1
 SHUTDOWN_SECONDS = 15
+# What the ranks that are left say when one is gone (Gloo, NCCL).
+LOST_PEER = re.compile(r"gloo|NCCL|[Cc]onnection (?:closed|reset)|Broken pipe")
+MEMORY_HINT = "give the container more memory, or use a smaller batch.micro, then resume"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -100,9 +104,8 @@ class Stop:
     def check(self, phase: str) -> None:
         """Stop here, where nothing needs to be kept."""
         if self.requested:
-            raise StoppedError(
-                f"stopped in phase {phase}, before the first step", hint="start it again; nothing was trained"
-            )
+            text = f"stopped in phase {phase}, before the first step"
+            raise StoppedError(text, hint="start or resume it again; no step was lost")
 
 
 def import_libraries(config: Config) -> None:
@@ -156,14 +159,18 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
         **_rendezvous(config),
     }
     known = {field.name for field in fields(LaunchConfig)}
+    begin = int(os.environ.get("NODE_RANK", "0")) * launch.processes_per_node if launch.nodes > 1 else 0
+    ranks = range(begin, begin + launch.processes_per_node)
     stop.listen()
     try:
         elastic_launch(LaunchConfig(**{key: value for key, value in wanted.items() if key in known}), worker)()
     except ChildFailedError as error:
-        raise first_error(scratch, {rank: item.exitcode for rank, item in error.failures.items()}, stop) from error
+        raise first_error(
+            scratch, {rank: item.exitcode for rank, item in error.failures.items()}, stop, ranks
+        ) from error
     results = {int(path.stem.split("-")[1]): json.loads(path.read_bytes()) for path in scratch.glob("result-*.json")}
     if len(results) != launch.processes_per_node:
-        raise first_error(scratch, {}, stop)
+        raise first_error(scratch, {}, stop, ranks)
     return results
 
 
@@ -178,20 +185,32 @@ def _rendezvous(config: Config) -> dict[str, Any]:
     }
 
 
-def first_error(scratch: Path, exit_codes: dict[int, int], stop: Stop) -> KitbuildError:
-    """The error that came first: what a worker wrote, else how it died."""
-    told = [json.loads(path.read_bytes()) for path in scratch.glob("error-*.json")]
+def first_error(scratch: Path, exit_codes: dict[int, int], stop: Stop, ranks: Iterable[int]) -> KitbuildError:
+    """What came first: a worker that was killed (the others then lose their connection), else what one wrote."""
+    killed = _killed(exit_codes)
+    if killed is not None:
+        return killed
+    held = {int(path.stem.split("-")[1]): json.loads(path.read_bytes()) for path in scratch.glob("error-*.json")}
+    told = list(held.values())
+    silent = sorted(set(ranks) - set(held))
+    if told and silent and all(LOST_PEER.search(item["message"]) for item in told):
+        text = f"worker {silent[0]} was killed or crashed, and the others lost their connection to it"
+        return RunError(text, hint=MEMORY_HINT)
     if told:
         return revive(min(told, key=lambda item: item["time"]))
+    if stop.requested:
+        return StoppedError("stopped before the first step", hint="start or resume it again; no step was lost")
+    return RunError(f"a worker ended without a result (exit codes {exit_codes})", hint="see logs/rank-0.log")
+
+
+def _killed(exit_codes: dict[int, int]) -> RunError | None:
     for rank, code in sorted(exit_codes.items()):
         if code == -signal.SIGKILL:
             text = f"worker {rank} was killed (SIGKILL): the memory limit, or someone's kill -9"
-            return RunError(text, hint="give the container more memory, or use a smaller batch.micro, then resume")
-        if code < 0 and not stop.requested:
+            return RunError(text, hint=MEMORY_HINT)
+        if code < 0 and code != -signal.SIGTERM:
             return RunError(f"worker {rank} died of {signal.Signals(-code).name}", hint=f"see logs/rank-{rank}.log")
-    if stop.requested:
-        return StoppedError("stopped before the first step", hint="start it again; nothing was trained")
-    return RunError(f"a worker ended without a result (exit codes {exit_codes})", hint="see logs/rank-0.log")
+    return None
 
 
 def revive(told: dict[str, Any]) -> KitbuildError:

@@ -65,7 +65,7 @@ class Worker:
     ) -> None:
         self.config, self.terminal, self.stop, self.mode, self.started = config, terminal, stop, mode, started
         self.parent = parent
-        self.rank = 0
+        self.rank, self.trained = 0, False
         self.calls: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
         self.status = record.Status(config.places.out)
@@ -124,27 +124,27 @@ class Worker:
         """Tokenizer and model on locked kernels, each kernel tested in the model's own shape."""
         config, places = self.config, self.config.places
         self.phase("load", f"model, attention {config.attention} (recipe)")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(config.tokenizer_folder, local_files_only=True)
+        local = {"local_files_only": True, "trust_remote_code": bool(config.recipe["model"].get("trust_remote_code"))}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(config.tokenizer_folder, **local)
         template = places.inputs / "chat_template.jinja"
         if template.exists():
             tokenizer.chat_template = template.read_text()
-        dtype = getattr(torch, config.recipe["model"]["dtype"])
         module = kernels.load_attention(config, self.calls)
+        folder = places.inputs / "model"
         if config.has_weights:
-            settings = transformers.AutoConfig.from_pretrained(places.inputs / "model", local_files_only=True)
+            settings = transformers.AutoConfig.from_pretrained(folder, **local)
         else:
             given = dict(config.raw["model"]["config"])
             settings = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
         if module is not None:
             selftest.attention(config, module, shape(settings))
-        chosen: dict[str, Any] = {"attn_implementation": config.attention, "dtype": dtype}
-        with torch.device("cuda") if config.cuda and not config.has_weights else torch.device("cpu"):
-            if config.has_weights:
-                model = transformers.AutoModelForCausalLM.from_pretrained(
-                    places.inputs / "model", local_files_only=True, **chosen
-                )
-            else:
-                model = transformers.AutoModelForCausalLM.from_config(settings, **chosen)
+        dtype = getattr(torch, config.recipe["model"]["dtype"])
+        chosen = {"attn_implementation": config.attention, "dtype": dtype}
+        if config.has_weights:
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, **local, **chosen)
+        else:
+            # On the CPU whatever trains: the same first weights on every device.
+            model = transformers.AutoModelForCausalLM.from_config(settings, **chosen)
         if config.cuda:
             model = model.to("cuda")
         model.train()
@@ -162,7 +162,7 @@ class Worker:
         if config.recipe.get("lora"):
             from peft import LoraConfig
 
-            peft = LoraConfig(task_type="CAUSAL_LM", **config.recipe["lora"])
+            peft = LoraConfig(**{"task_type": "CAUSAL_LM", **config.recipe["lora"]})
         held = {
             "world_size": config.launch.world_size,
             "content_sha256": config.raw["content_sha256"],
@@ -217,6 +217,7 @@ class Worker:
         recorder.clock, begun = time.perf_counter(), recorder.step
         self.timed("train", lambda: trainer.train(resume_from_checkpoint=resumed))
         recorder.flush()
+        self.trained = True
         used = Counter(self.calls)
         used.subtract(calls_before)
         determinism.check(config, when="while training")
@@ -303,7 +304,9 @@ class Worker:
         return value
 
     def say(self, text: str) -> None:
-        """One line from the first rank; a place to stop before training."""
+        """One line from the first rank; before training, a place to stop."""
+        if not self.trained:
+            self.stop.check("evaluate")
         if self.rank == 0:
             self.terminal.say(text, every_seconds=5)
 

@@ -213,11 +213,11 @@ def test_accelerate_line(build: Callable[..., Root]) -> None:
 def test_first_error_wins(tmp_path: Path) -> None:
     """The error that a worker wrote first is the run's; a killed worker is told where none wrote."""
     stop = launch.Stop(tmp_path)
-    assert "worker 1 was killed (SIGKILL)" in launch.first_error(tmp_path, {1: -9}, stop).message
+    assert "worker 1 was killed (SIGKILL)" in launch.first_error(tmp_path, {1: -9}, stop, (0, 1)).message
     for rank, when, code in ((0, 2.0, "run"), (1, 1.0, "verification")):
         told = {"code": code, "message": f"rank {rank}", "hint": None, "time": when}
         record.write_json(tmp_path / f"error-{rank}.json", told)
-    found = launch.first_error(tmp_path, {0: 1, 1: 1}, stop)
+    found = launch.first_error(tmp_path, {0: 1, 1: 1}, stop, (0, 1))
     assert (type(found), found.message) == (VerificationError, "rank 1")
 
 
@@ -282,3 +282,15 @@ def test_failure_leaves_a_record(build: Callable[..., Root]) -> None:
     assert "kit: error: 1 of " in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads((root.out / "manifest.json").read_bytes())["complete"] is False
+
+
+def test_cache_that_cannot_be_written(build: Callable[..., Root]) -> None:
+    """A cache that is no directory is exit 6, told in exit.json where that can be written."""
+    root = build()
+    root.cache.rmdir()
+    root.cache.write_text("")
+    environ = {**root.environ, "PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"], "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-S", "-m", "kitbuild.guest", "train"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 6
+    assert "is not writable: Not a directory" in json.loads((root.out / "exit.json").read_bytes())["message"]

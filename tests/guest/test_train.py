@@ -186,15 +186,16 @@ def test_signal_to_the_entry_process(guest: Guest) -> None:
     assert run.exit["steps_done"] == len(run.metrics)
 
 
-def test_killed_worker(guest: Guest) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_worker(guest: Guest, processes: int) -> None:
     """A worker killed by SIGKILL is exit 6 and the message speaks of memory."""
-    guest.build(**PLAIN, train={**TRAIN, "max_steps": 5000})
+    guest.build(**PLAIN, train={**TRAIN, "max_steps": 5000}, launch={"processes_per_node": processes})
     run = guest.start()
     wait_for(lambda: len(run.metrics) > 2, run)
-    os.kill(children(run.pid)[0], signal.SIGKILL)
+    os.kill(children(run.pid)[-1], signal.SIGKILL)
     run.wait()
     assert run.rc == 6, run.terminal
-    assert "worker 0 was killed (SIGKILL)" in run.exit["message"]
+    assert f"worker {processes - 1} was killed" in run.exit["message"]
     assert run.manifest["results"]["steps"] == len(run.metrics)
 
 
