@@ -69,7 +69,11 @@ class ContainerSpec:
         }
 
     def command_line(self) -> str:
-        """The equal `docker run` line."""
+        """The equal `docker run` line, for a shell."""
+        return shlex.join(self.command_line_words())
+
+    def command_line_words(self) -> list[str]:
+        """The equal `docker run`, word by word."""
         words = ["docker", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL"]
         words += ["--security-opt", "no-new-privileges", "--user", self.user, "--shm-size", str(SHARED_MEMORY_BYTES)]
         for place, options in TMPFS.items():
@@ -81,7 +85,7 @@ class ContainerSpec:
             words += ["--mount", f"type=bind,source={mount.host},target={mount.container}{readonly}"]
         for key, value in sorted(self.environment.items()):
             words += ["-e", f"{key}={value}"]
-        return shlex.join([*words, self.image, *self.command])
+        return [*words, self.image, *self.command]
 
 
 def input_mounts(lock: Lock, store: Store, *, baked: frozenset[str]) -> tuple[tuple[Path, PurePosixPath], ...]:
