@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from kitbuild.store import Store
 
 RepoType = Literal["model", "dataset", "kernel"]
+READ_WHILE_LOCKING = frozenset(
+    {"README.md", "config.json", "kernel-status.toml", "metadata.json", "metadata.json.sigstore"}
+)
+"""Files whose content a lock depends on: fetched even where the Hub tells their digest, as it does for LFS files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +64,8 @@ class Hub:
         """The commit that `revision` names now, and its files (below `folder` where one is given)."""
         from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
 
-        with self._errors(repo, revision, repo_type):
-            pinned = self._pins.get((repo_type, repo, revision), revision)
+        pinned = self._pins.get((repo_type, repo, revision), revision)
+        with self._errors(repo, pinned, repo_type):
             info = self._api.repo_info(repo, revision=pinned, repo_type=repo_type)
             commit = str(info.sha)
             tree = self._api.list_repo_tree(
@@ -77,6 +81,9 @@ class Hub:
                 for entry in tree
                 if isinstance(entry, RepoFile)
             )
+            if getattr(info, "gated", False) and files:
+                # Its file list is public; whether this account may have the files, only a file tells.
+                self._api.get_hf_file_metadata(url=self._url(info.id, files[0].path, repo_type, commit))
         ordered = tuple(sorted(files, key=lambda file: file.path))
         return Snapshot(repo=info.id, repo_type=repo_type, commit=commit, files=ordered)
 
@@ -87,24 +94,25 @@ class Hub:
         return tuple(sorted({ref.name for ref in (*refs.branches, *refs.tags)}))
 
     def trusts(self, publisher: str) -> bool:
-        """Whether the Hub marks the organisation as a trusted kernel publisher; no answer counts as no."""
+        """Whether the Hub marks the organisation as a trusted kernel publisher; one that it does not know is not."""
         from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
 
-        try:
-            overview = self._api.get_organization_overview(publisher)
-        except HfHubHTTPError:
-            return False
+        with self._errors(publisher, "overview", "organization"):
+            try:
+                overview = self._api.get_organization_overview(publisher)
+            except HfHubHTTPError as error:
+                if error.response is not None and error.response.status_code in {400, 401, 403, 404}:
+                    return False
+                raise
         return bool(getattr(overview, "trustedKernelPublisher", False))
 
     def downloads(self, repo: str, repo_type: RepoType, commit: str, files: Iterable[HubFile]) -> tuple[Download, ...]:
         """Where the files are, for `store.download.fetch`."""
-        from huggingface_hub import hf_hub_url  # noqa: PLC0415
-
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         return tuple(
             Download(
                 name=f"{repo}/{file.path}",
-                url=hf_hub_url(repo, file.path, repo_type=repo_type, revision=commit, endpoint=self._api.endpoint),
+                url=self._url(repo, file.path, repo_type, commit),
                 sha256=file.sha256,
                 size=file.size,
                 headers=tuple(sorted(headers.items())),
@@ -112,15 +120,22 @@ class Hub:
             for file in files
         )
 
+    def _url(self, repo: str, path: str, repo_type: RepoType, commit: str) -> str:
+        from huggingface_hub import hf_hub_url  # noqa: PLC0415
+
+        return hf_hub_url(repo, path, repo_type=repo_type, revision=commit, endpoint=self._api.endpoint)
+
     def lock_files(
         self, snapshot: Snapshot, files: Iterable[HubFile], *, store: Store, progress: Progress
     ) -> tuple[LockedFile, ...]:
         """Digest per file: told by the Hub for LFS files, computed for the others, which are fetched for it."""
         wanted = tuple(files)
+        read = tuple(file for file in wanted if file.sha256 and file.path.rpartition("/")[2] in READ_WHILE_LOCKING)
+        told = self.downloads(snapshot.repo, snapshot.repo_type, snapshot.commit, read)
         small = tuple(file for file in wanted if file.sha256 is None)
         unknown = tuple(file for file in small if self._known(store, file) is None)
         where = self.downloads(snapshot.repo, snapshot.repo_type, snapshot.commit, unknown)
-        fetched = fetch(store, where, progress=progress, environ=self._environ)
+        fetched = fetch(store, (*told, *where), progress=progress, environ=self._environ)
         for file, download in zip(unknown, where, strict=True):
             self._remember(store, file, fetched[download], download.name)
         return tuple(
@@ -147,7 +162,7 @@ class Hub:
         store.write_record("git-blobs", file.blob_id, sha256)
 
     @contextlib.contextmanager
-    def _errors(self, repo: str, revision: str, repo_type: RepoType) -> Iterator[None]:
+    def _errors(self, repo: str, revision: str, repo_type: RepoType | Literal["organization"]) -> Iterator[None]:
         from huggingface_hub import errors  # noqa: PLC0415
 
         what = f"{repo_type} {repo}"
@@ -164,6 +179,7 @@ class Hub:
                 hint="check the spelling; for a private repository set HF_TOKEN",
             ) from error
         except errors.RevisionNotFoundError as error:
+            assert repo_type != "organization"  # noqa: S101 - for us: it has no revisions
             known = ", ".join(self.revisions(repo, repo_type)) or "none"
             raise ResolveError(
                 f"{what} has no revision {revision!r}", hint=f"branches and tags that exist: {known}"
@@ -176,7 +192,11 @@ class Hub:
                 f"the Hub answered {status} for {what}@{revision}",
                 hint="try again later; where the Hub cannot be reached, set HF_ENDPOINT to a mirror",
             ) from error
-        except (OSError, errors.OfflineModeIsEnabled) as error:
+        except errors.OfflineModeIsEnabled as error:
+            raise ResolveError(
+                f"HF_HUB_OFFLINE is set, {what} was not resolved", hint="unset it, or take everything from a bundle"
+            ) from error
+        except OSError as error:
             raise _unreachable(what) from error
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in {"httpx", "httpx2", "httpcore", "httpcore2"}:

@@ -6,7 +6,6 @@ names and never for the host.
 
 from __future__ import annotations
 
-import base64
 import json
 import tomllib
 from dataclasses import dataclass
@@ -14,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
-from kitbuild.errors import Problem, ResolveError, VerificationError
-from kitbuild.lock.models import LockedFile, LockedKernel, LockedWheel, RejectedVariant
+from kitbuild.errors import Problem, ResolveError
+from kitbuild.lock.kernel_metadata import METADATA, SIGNATURE, check_digest, check_signature, parse_metadata
+from kitbuild.lock.models import LockedKernel, LockedWheel, RejectedVariant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from kitbuild.lock.hub import Hub, HubFile, Snapshot
+    from kitbuild.lock.kernel_metadata import Metadata
     from kitbuild.progress import Progress
     from kitbuild.recipe.models import Recipe
     from kitbuild.store import Store
@@ -98,11 +99,18 @@ def lock_kernels(
     while queue:
         wanted = queue.pop(0)
         try:
-            kernel = _lock_one(wanted, system=system, hub=hub, store=store, progress=progress)
+            kernel = _lock_one(
+                wanted,
+                system=system,
+                hub=hub,
+                store=store,
+                progress=progress,
+                signed=recipe.policy.require_signatures,
+            )
         except ResolveError as error:
             problems.append(Problem(message=error.message, hint=error.hint, key=wanted.asked_by))
             continue
-        metadata = _metadata(kernel, store)
+        metadata = parse_metadata(store.path(kernel.metadata_sha256).read_bytes(), name=kernel.repo)
         problems += _complaints(kernel, metadata, recipe=recipe, system=system, wheels=wheels, key=wanted.asked_by)
         key = (kernel.role, kernel.repo, kernel.commit)
         if key not in locked:
@@ -113,7 +121,9 @@ def lock_kernels(
     return tuple(locked[key] for key in sorted(locked))
 
 
-def _lock_one(wanted: Wanted, *, system: System, hub: Hub, store: Store, progress: Progress) -> LockedKernel:
+def _lock_one(
+    wanted: Wanted, *, system: System, hub: Hub, store: Store, progress: Progress, signed: bool
+) -> LockedKernel:
     snapshot, revision = _follow_redirects(wanted, hub=hub, store=store, progress=progress)
     variants = sorted({file.path.split("/")[1] for file in snapshot.files if file.path.count("/") > 1})
     variant, rejected = choose_variant(variants, system)
@@ -126,20 +136,25 @@ def _lock_one(wanted: Wanted, *, system: System, hub: Hub, store: Store, progres
     folder = f"build/{variant}/"
     chosen = tuple(file for file in snapshot.files if _in_variant(file, folder))
     files = hub.lock_files(snapshot, chosen, store=store, progress=progress)
-    about = next((file for file in files if file.path == folder + "metadata.json"), None)
+    about = next((file for file in files if file.path == folder + METADATA), None)
     if about is None:
         raise ResolveError(
             f"{wanted.repo}@{wanted.revision}: {folder}metadata.json is missing",
             hint="builds from before metadata existed cannot be verified; take a newer revision",
         )
-    metadata = _parse_metadata(store.path(about.sha256).read_bytes(), wanted.repo)
-    _check_metadata_digest(snapshot.repo, folder, files, metadata)
+    name = f"{snapshot.repo} ({variant})"
+    data = store.path(about.sha256).read_bytes()
+    signature = next((file for file in files if file.path == folder + SIGNATURE), None)
+    if signature is not None and signed:
+        check_signature(data, store.path(signature.sha256).read_bytes(), name=name)
+    metadata = parse_metadata(data, name=name)
+    check_digest(metadata, files, folder=folder, name=name)
     publisher = snapshot.repo.partition("/")[0]
     progress.note(
         f"{wanted.role}: {snapshot.repo} @ {snapshot.commit[:12]} ({wanted.asked_by} {wanted.revision}),"
         f" variant {variant} ({system})"
     )
-    digest = metadata.get("digest")
+    digest = metadata.digest.model_dump() if metadata.digest else None
     return LockedKernel.model_validate(
         {
             "role": wanted.role,
@@ -150,14 +165,14 @@ def _lock_one(wanted: Wanted, *, system: System, hub: Hub, store: Store, progres
             "layers": dict(wanted.layers),
             "variant": variant,
             "rejected": rejected,
-            "kernel_version": metadata.get("version"),
+            "kernel_version": metadata.version,
             "files": files,
             "metadata_sha256": about.sha256,
             "metadata_digest": json.dumps(digest, sort_keys=True) if digest else None,
-            "dependencies": tuple(sorted(_dependency_names(metadata))),
+            "dependencies": tuple(sorted(f"{item.repo}@{item.wanted}" for item in metadata.kernel_depends)),
             "publisher": publisher,
             "trusted": hub.trusts(publisher),
-            "signature": "present" if _signed(chosen) else "absent",
+            "signature": "absent" if signature is None else "verified" if signed else "present",
         }
     )
 
@@ -171,7 +186,10 @@ def _follow_redirects(wanted: Wanted, *, hub: Hub, store: Store, progress: Progr
         if not status:
             return snapshot, revision
         (locked,) = hub.lock_files(snapshot, status, store=store, progress=progress)
-        fields = tomllib.loads(store.path(locked.sha256).read_text(encoding="utf-8"))
+        try:
+            fields = tomllib.loads(store.path(locked.sha256).read_bytes().decode())
+        except ValueError as error:
+            raise ResolveError(f"{repo}@{revision}: kernel-status.toml cannot be read: {error}") from error
         if fields.get("kind") != "redirect" or not fields.get("destination"):
             return snapshot, revision
         progress.note(f"kernel {repo} moved to {fields['destination']}")
@@ -225,7 +243,7 @@ def _parses(library: Any, name: str) -> bool:
 
 def _complaints(
     kernel: LockedKernel,
-    metadata: Mapping[str, Any],
+    metadata: Metadata,
     *,
     recipe: Recipe,
     system: System,
@@ -242,9 +260,13 @@ def _complaints(
         )
     if recipe.policy.require_signatures and kernel.signature == "absent":
         yield Problem(key=key, message=f"{name} is not signed", hint="policy.require_signatures asks for signatures")
+    if recipe.policy.require_signatures and metadata.digest is None:
+        yield Problem(
+            key=key, message=f"{name} has no digest of its files", hint="so that its signature says nothing of them"
+        )
     versions = {wheel.name: wheel.version for wheel in wheels}
-    minimum = metadata.get("kernels-minver")
-    if minimum and "kernels" in versions and Version(versions["kernels"]) < Version(str(minimum)):
+    minimum = metadata.minimum_kernels
+    if minimum and "kernels" in versions and Version(versions["kernels"]) < Version(minimum):
         yield Problem(
             key=key,
             message=f"{name} needs kernels ≥ {minimum}, the lock has {versions['kernels']}",
@@ -257,29 +279,30 @@ def _complaints(
                 message=f"{name} needs the Python package {package}, which the lock does not have",
                 hint=f'add it: image: {{packages: {{{package}: "…"}}}}',
             )
-    archs = (metadata.get("backend") or {}).get("archs")
+    archs = metadata.backend.archs
     if archs and system.cuda:
         for arch in system.gpu_archs:
             if not _runs_on(arch, archs):
                 yield Problem(
                     key=key,
-                    message=f"{name} ({kernel.variant}) is built for GPU architectures {', '.join(map(str, archs))}, not {arch}",
+                    message=f"{name} ({kernel.variant}) is built for GPU architectures {', '.join(archs)}, not {arch}",
                     hint="take another revision, or correct image.gpu_archs",
                 )
 
 
-def _runs_on(arch: str, built_for: list[str]) -> bool:
-    """Binary code runs on its own major with an equal or higher minor; `+PTX` on anything newer."""
+def _runs_on(arch: str, built_for: tuple[str, ...]) -> bool:
+    """Binary code runs on its own major with an equal or higher minor, `a` code on that capability alone, PTX on newer.
+
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#feature-set-compiler-targets; an odd name is no objection.
+    """
     try:
-        wanted = Version(arch.rstrip("abcdef"))
+        wanted = Version(arch.rstrip("af"))
         for text in built_for:
-            plain = str(text).removesuffix("+PTX")
-            built = Version(plain.rstrip("abcdef"))
-            same_family = built.major == wanted.major and built.minor <= wanted.minor
-            if (
-                plain == arch
-                or (same_family and plain[-1].isdigit())
-                or (str(text).endswith("+PTX") and built <= wanted)
+            plain = text.removesuffix("+PTX")
+            built = Version(plain.rstrip("af"))
+            newer = built <= wanted
+            if built == wanted or (
+                newer and (text.endswith("+PTX") or (built.major == wanted.major and plain[-1] != "a"))
             ):
                 return True
     except InvalidVersion:
@@ -287,75 +310,31 @@ def _runs_on(arch: str, built_for: list[str]) -> bool:
     return False
 
 
-def _python_packages(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+def _python_packages(metadata: Metadata) -> tuple[str, ...]:
     """Names on the package index of `python-depends`, by the table that `kernels` ships."""
     from importlib.resources import files  # noqa: PLC0415
 
     table = json.loads((files("kernels") / "python_depends.json").read_text())
-    backend = str((metadata.get("backend") or {}).get("type", "cpu")).lower()
+    backend = metadata.backend.type.lower()
     known = {**table["general"], **table["backends"].get(backend, {})}
-    names = [
-        entry["pkg"] for name in metadata.get("python-depends") or () for entry in known.get(name, {}).get("python", [])
-    ]
+    names = [entry["pkg"] for name in metadata.python_depends for entry in known.get(name, {}).get("python", [])]
     return tuple(sorted(set(names)))
 
 
-def _dependency_names(metadata: Mapping[str, Any]) -> Iterator[str]:
-    for repo, revision in _dependency_pairs(metadata):
-        yield f"{repo}@{revision}"
-
-
-def _dependency_pairs(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for entry in metadata.get("kernel-depends") or ():
-        repo = entry.get("repo-id") or entry.get("repo_id")
-        version, revision = entry.get("version"), entry.get("revision")
-        yield str(repo), f"v{version}" if version is not None else str(revision or "main")
-
-
-def _dependencies(kernel: LockedKernel, metadata: Mapping[str, Any]) -> list[Wanted]:
+def _dependencies(kernel: LockedKernel, metadata: Metadata) -> list[Wanted]:
     return [
         Wanted(
-            role="dependency", repo=repo, revision=revision, member=None, layers={}, asked_by=f"needed by {kernel.repo}"
+            role="dependency",
+            repo=item.repo,
+            revision=item.wanted,
+            member=None,
+            layers={},
+            asked_by=f"needed by {kernel.repo}",
         )
-        for repo, revision in _dependency_pairs(metadata)
+        for item in metadata.kernel_depends
     ]
-
-
-def _metadata(kernel: LockedKernel, store: Store) -> dict[str, Any]:
-    return _parse_metadata(store.path(kernel.metadata_sha256).read_bytes(), kernel.repo)
-
-
-def _parse_metadata(data: bytes, repo: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(data)
-    except ValueError as error:
-        raise ResolveError(f"{repo}: metadata.json is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise ResolveError(f"{repo}: metadata.json is not an object")
-    return parsed
 
 
 def _in_variant(file: HubFile, folder: str) -> bool:
     # Byte code in a repository is never the code that was reviewed; `kernels` leaves it out too.
     return file.path.startswith(folder) and not file.path.endswith(".pyc") and "__pycache__" not in file.path
-
-
-def _signed(files: tuple[HubFile, ...]) -> bool:
-    return any(file.path.endswith((".sigstore", ".sigstore.json")) for file in files)
-
-
-def _check_metadata_digest(repo: str, folder: str, files: tuple[LockedFile, ...], metadata: Mapping[str, Any]) -> None:
-    """Check the variant's files against the digest in its own metadata, which nothing does at load (kernels#745)."""
-    digest = metadata.get("digest")
-    if not isinstance(digest, dict) or digest.get("algorithm") != "sha256":
-        return
-    told = {name: base64.b64decode(text).hex() for name, text in digest["files"].items()}
-    found = {file.path.removeprefix(folder): file.sha256 for file in files}
-    # metadata.json holds the digest, and a signature is of metadata.json: neither can be in it.
-    found = {name: sha256 for name, sha256 in found.items() if name != "metadata.json" and ".sigstore" not in name}
-    wrong = sorted(name for name in told.keys() | found.keys() if told.get(name) != found.get(name))
-    if wrong:
-        raise VerificationError(
-            f"{repo} ({folder.split('/')[1]}) does not match its own metadata: {', '.join(wrong)}",
-            hint="the build was changed after it was made; do not use it, tell its publisher",
-        )

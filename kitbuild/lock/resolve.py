@@ -45,8 +45,11 @@ class Pins:
     base: str | None
 
 
-def pins_of(lock: Lock | None, update: frozenset[str]) -> Pins:
-    """Everything in `lock` but what `update` names: package names, repositories, or `base`."""
+def pins_of(lock: Lock | None, update: frozenset[str], *, target: str) -> Pins:
+    """Everything in `lock` but what `update` names: package names, repositories, or `base`.
+
+    Another target keeps the commits only: its packages and base are others.
+    """
     if lock is None:
         return Pins(commits={}, versions={}, base=None)
     trees = [lock.model.weights, lock.model.tokenizer, *(item.tree for item in lock.datasets)]
@@ -59,6 +62,8 @@ def pins_of(lock: Lock | None, update: frozenset[str]) -> Pins:
         if tree.repo not in update
     }
     commits |= {("kernel", item.repo, item.revision): item.commit for item in lock.kernels if item.repo not in update}
+    if lock.target != target:
+        return Pins(commits=commits, versions={}, base=None)
     versions = {wheel.name: wheel.version for wheel in lock.wheels if wheel.name not in update}
     return Pins(commits=commits, versions=versions, base=None if "base" in update else lock.base.manifest_digest)
 
@@ -76,8 +81,7 @@ def resolve(
     """Resolve a recipe. With `previous`, what it fixed stays, but for what `update` names."""
     recipe = loaded.recipe
     target = load_target(recipe.image.target)
-    same_target = previous is not None and previous.target == target.target
-    pins = pins_of(previous if same_target else None, update)
+    pins = pins_of(previous, update, target=target.target)
     tested = tested_versions(recipe, target)
     refuse_advisories(recipe, versions=tested, model_config=recipe.model.config)
     hub: list[Hub] = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import Problem, RecipeError, ResolveError
 from kitbuild.lock.models import LockedDataset, LockedFile, LockedModel, LockedTree
+from kitbuild.lock.splits import FORMATS, config_names, split_files
 from kitbuild.store import sha256_file
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ TOKENIZER_FILES = (
     "*.model",
 )
 MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*config*.json", *TOKENIZER_FILES)
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text", ".arrow": "arrow"}
 
 
 class Trees:
@@ -113,7 +113,8 @@ class Trees:
             raise ResolveError(
                 f"dataset {repo}@{revision} has no data files for split {dataset.split!r}"
                 + (f" of configuration {dataset.config!r}" if dataset.config else ""),
-                hint=f"files that exist: {', '.join(_some(snapshot.files))}",
+                hint=(f"configurations: {', '.join(config_names(about))}; " if config_names(about) else "")
+                + f"files that exist: {', '.join(_some(snapshot.files))}",
             )
         chosen = tuple(file for file in snapshot.files if file.path in set(names))
         files = hub.lock_files(snapshot, chosen, store=self._store, progress=self._progress)
@@ -146,50 +147,6 @@ class Trees:
         except OSError as error:
             raise _recipe_error(key, f"{place.name} cannot be read: {error.strerror}", None) from error
         return LockedFile(path=name, size=size, sha256=sha256)
-
-
-def split_files(names: list[str], about: dict[str, Any], *, config: str | None, split: str) -> list[str]:
-    """Data files of a split: by the card's `configs` where it has them, else by the Hub's naming conventions.
-
-    https://huggingface.co/docs/hub/datasets-manual-configuration and datasets-file-names-and-splits.
-    """
-    data = sorted(name for name in names if PurePosixPath(name).suffix in FORMATS and name != "dataset_infos.json")
-    configs = about.get("configs") or []
-    chosen = [
-        entry
-        for entry in configs
-        if (entry.get("config_name") == config if config else entry.get("default") or len(configs) == 1)
-    ] or [entry for entry in configs if not config and entry.get("config_name") == "default"]
-    if chosen:
-        return [name for pattern in _patterns(chosen[0], split) for name in data if fnmatch.fnmatch(name, pattern)]
-    inside = [name for name in data if config is None or config in PurePosixPath(name).parts]
-    named = [name for name in inside if _names_split(name, split)]
-    if named:
-        return named
-    other = any(_names_split(name, word) for name in inside for word in ("test", "validation", "valid", "dev", "eval"))
-    return [] if split != "train" or other else inside
-
-
-def _patterns(entry: dict[str, Any], split: str) -> list[str]:
-    given = entry.get("data_files") or []
-    if isinstance(given, str):
-        return [given] if split == "train" else []
-    found: list[str] = []
-    for item in given:
-        if isinstance(item, str):
-            found += [item] if split == "train" else []
-        elif item.get("split") == split:
-            paths = item.get("path")
-            found += [paths] if isinstance(paths, str) else list(paths or [])
-    return found
-
-
-def _names_split(name: str, split: str) -> bool:
-    """Whether a path has the split as a word: `data/train-00000-of-00001.parquet`, `train.jsonl`, `train/0.parquet`."""
-    text = name.lower()
-    for separator in "/-_. ":
-        text = text.replace(separator, " ")
-    return split.lower() in text.split()
 
 
 def _front_matter(data: bytes) -> dict[str, Any]:
