@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from kitbuild.base import bases, facts, oci
 from kitbuild.base.targets import Bootstrap, load_bootstrap, load_target
-from kitbuild.errors import ImageError
+from kitbuild.errors import ImageError, ResolveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
+ROOM_BYTES = 1_500_000_000
+"""The system as a tree, as mmdebstrap's tar and as our layer, at once."""
 _LAST_LINES = 12
 _STAGES = ("running apt-get", "downloading", "extracting", "installing", "creating")
 # Inside the chroot, before apt's lists are deleted: every available package with the digest of its archive.
@@ -48,6 +50,12 @@ def bootstrap(target: str = "cpu", *, store: Store, progress: Progress, environ:
     how = load_bootstrap(target)
     name = load_target(target).base
     _require_mmdebstrap(environ)
+    free = shutil.disk_usage(store.root).free
+    if free < ROOM_BYTES:
+        raise ResolveError(
+            f"the store {store.root} has {free / 1e9:.1f} GB free, bootstrapping a base takes {ROOM_BYTES / 1e9:.1f} GB",
+            hint="free some space (`kitbuild store gc`) or set KITBUILD_HOME to another disk",
+        )
     with store.making(f"bootstrap {target}"), store.scratch() as folder:
         raw, available = folder / "raw.tar", folder / "available"
         _mmdebstrap(how, raw=raw, available=available, progress=progress, environ=environ)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import docker
@@ -16,8 +17,7 @@ from kitbuild.run.container import GUEST_UID, ContainerSpec, Mount, guest_enviro
 from kitbuild.run.follow import Stop, follow, keep_printed, raise_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from docker.models.containers import Container
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kitbuild.progress import Progress
     from kitbuild.store import Store
 
-STOP_SECONDS = 600
-"""How long a run may take to reach the end of its step and save."""
+RUN_LABEL = "org.kitbuild.run"
+ENDED = ("created", "exited", "dead")
 
 
 class ContainerProcess:
@@ -88,21 +88,75 @@ def run_container(
     spec: ContainerSpec, run_dir: Path, *, client: docker.DockerClient, progress: Progress, stop: Stop
 ) -> None:
     """Start, follow to the end, remove. Raises what the guest says went wrong."""
-    container = _create(spec, client)
-    process = ContainerProcess(container)
+    with _followed(run_dir):
+        remove_abandoned(client)
+        _make_room(spec.name, client)
+        container = _create(spec, run_dir, client)
+        process = ContainerProcess(container)
+        try:
+            _start(container)
+            code = follow(process, run_dir, progress=progress, stop=stop)
+            _keep_log(container, run_dir)
+            raise_for(code, process, run_dir, stop=stop)
+        finally:
+            with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
+                container.remove(force=True)
+
+
+@contextlib.contextmanager
+def _followed(run_dir: Path) -> Iterator[None]:
+    """Held while a run is followed; the system lets go of it however we end."""
+    descriptor = os.open(run_dir, os.O_RDONLY)
     try:
-        _start(container)
-        code = follow(process, run_dir, progress=progress, stop=stop)
-        _keep_log(container, run_dir)
-        raise_for(code, process, run_dir)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RunError(f"another kitbuild follows the run {run_dir}", hint="wait for it, or stop it first") from error
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
     finally:
-        with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
-            container.remove(force=True)
+        os.close(descriptor)
 
 
-def _create(spec: ContainerSpec, client: docker.DockerClient) -> Container:
+def _is_followed(run_dir: Path) -> bool:
     try:
-        return client.containers.create(**spec.engine_arguments())
+        with _followed(run_dir):
+            return False
+    except RunError:
+        return True
+    except OSError:
+        return False
+
+
+def remove_abandoned(client: docker.DockerClient) -> None:
+    """Remove ended containers whose kitbuild was killed. One that still trains is left alone: its archive counts."""
+    with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
+        for container in client.containers.list(all=True, filters={"label": RUN_LABEL, "status": list(ENDED)}):
+            if not _is_followed(Path(container.labels[RUN_LABEL])):
+                container.remove()
+
+
+def _make_room(name: str, client: docker.DockerClient) -> None:
+    """A run that is resumed may have left a container of its name."""
+    try:
+        old = client.containers.get(name)
+        if old.status not in ENDED:
+            raise RunError(
+                f"the container {name} still trains in this run directory",
+                hint=f"wait for its end (docker wait {name}), or have it save and stop: docker stop -t 600 {name}",
+            )
+        old.remove()
+    except docker.errors.NotFound:
+        return
+    except docker.errors.APIError as error:
+        raise RunError(f"the engine cannot remove the old container {name}: {error.explanation or error}") from error
+
+
+def _create(spec: ContainerSpec, run_dir: Path, client: docker.DockerClient) -> Container:
+    try:
+        return client.containers.create(**spec.engine_arguments(), labels={RUN_LABEL: str(run_dir)})
     except docker.errors.ImageNotFound as error:
         raise RunError(f"the engine has no image {spec.image[:19]}", hint="build it: kitbuild image RECIPE") from error
     except docker.errors.APIError as error:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 STOPPED_EXIT_CODE = 10
+TERMINATED_EXIT_CODE = 143
+ASK_AGAIN_SECONDS = 3.0
+"""A guest that has only just started drops the first request: process 1 of a container ignores it until it listens."""
 LOG, PRINTED = "logs/guest.log", "start.log"
 
 
@@ -28,7 +31,7 @@ class Process(Protocol):
         """None while it runs."""
 
     def stop(self) -> None:
-        """Ask it to save a checkpoint and end. Called once."""
+        """Ask it to save a checkpoint and end. Called again where that takes long, which changes nothing."""
 
     def kill(self) -> None:
         """End it now."""
@@ -49,7 +52,7 @@ class Stop:
 def follow(
     process: Process, run_dir: Path, *, progress: Progress, stop: Stop, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Show progress until the guest ends; returns its exit code. A stop request is passed on once."""
+    """Show progress until the guest ends; returns its exit code. A stop request is passed on."""
     stop.following = True
     try:
         return _follow(process, run_dir, progress=progress, stop=stop, sleep=sleep)
@@ -58,7 +61,7 @@ def follow(
 
 
 def _follow(process: Process, run_dir: Path, *, progress: Progress, stop: Stop, sleep: Callable[[float], None]) -> int:
-    asked = False
+    asked: float | None = None
     phase, step = "", 0
     with progress.activity("training", total=None, unit="steps") as advance:
         while (code := process.exit_code()) is None:
@@ -71,9 +74,10 @@ def _follow(process: Process, run_dir: Path, *, progress: Progress, stop: Stop, 
                 advance(now - step)
                 step = now
                 progress.detail(describe(status))
-            if stop.requested and not asked:
-                asked = True
-                progress.note("stopping: a checkpoint is saved at the end of this step")
+            if stop.requested and (asked is None or time.monotonic() - asked > ASK_AGAIN_SECONDS):
+                if asked is None:
+                    progress.note("stopping: a checkpoint is saved at the end of this step")
+                asked = time.monotonic()
                 process.stop()
             sleep(POLL_SECONDS)
     return code
@@ -99,11 +103,13 @@ def keep_printed(text: bytes, run_dir: Path) -> None:
             (run_dir / PRINTED).write_bytes(text)
 
 
-def raise_for(code: int, process: Process, run_dir: Path) -> None:
+def raise_for(code: int, process: Process, run_dir: Path, *, stop: Stop | None = None) -> None:
     """Turn a guest's exit into our error, with the guest's own words where it left any."""
     if code == 0:
         return
     told = read_json(run_dir / "exit.json")
+    if stop is not None and stop.requested and _nothing_done(code, told):
+        raise KeyboardInterrupt
     where = f"see {run_dir / (PRINTED if (run_dir / PRINTED).exists() else LOG)}"
     if process.out_of_memory():
         raise RunError(
@@ -115,6 +121,13 @@ def raise_for(code: int, process: Process, run_dir: Path) -> None:
     problems = [Problem(**_known(problem)) for problem in told.get("problems") or []]
     kind = _ERRORS.get(code, RunError)
     raise kind(str(told.get("message") or "the run failed"), hint=told.get("hint") or where, problems=problems)
+
+
+def _nothing_done(code: int, told: dict[str, Any]) -> bool:
+    """Whether a guest that was asked to stop did so before its first step, or before it could listen."""
+    if code == STOPPED_EXIT_CODE:
+        return told.get("exit_code") == code and told.get("steps_done") == 0
+    return code == TERMINATED_EXIT_CODE and not told
 
 
 _ERRORS: dict[int, type[KitbuildError]] = {

@@ -77,7 +77,7 @@ def run_local(
             guest.kill()
             process.wait()
         keep_printed(printed.read_bytes(), run_dir)
-    raise_for(code, guest, run_dir)
+    raise_for(code, guest, run_dir, stop=stop)
 
 
 def _join(joined: Path, root: Path, lock: Lock, store: Store) -> None:

@@ -108,6 +108,7 @@ class _Job:
     def stop(self) -> None:
         """Make every worker give up at once, also one that waits for a byte."""
         self.stopped.set()
+        self.client.hang_up()
         for response in tuple(self._open):
             shutdown = getattr(response.raw, "shutdown", None)
             try:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import re
+import socket
 import ssl
 import time
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -61,6 +63,47 @@ def host(url: str) -> str:
     return urlsplit(url).hostname or "the server"
 
 
+class _Adapter(HTTPAdapter):
+    """Knows its open connections, so that a thread which waits for a silent server can be ended from another one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._ended = False
+
+    def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
+        """The pool for a request; its connections are known from now on."""
+        pool: Any = super().get_connection_with_tls_context(*arguments, **options)
+        if not issubclass(pool.ConnectionCls, _Known):
+            pool.ConnectionCls = type("Connection", (_Known, pool.ConnectionCls), {"adapter": self})
+        return pool
+
+    def opened(self, connection: Any) -> None:
+        """A connection stands."""
+        self._live.add(connection)
+        if self._ended:
+            connection.close()
+            raise ConnectionAbortedError("asked to stop")
+
+    def hang_up(self) -> None:
+        """End what is open and what is opened later."""
+        self._ended = True
+        for connection in tuple(self._live):
+            with contextlib.suppress(OSError, AttributeError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Known:
+    """Mixed into urllib3's connections."""
+
+    adapter: _Adapter
+
+    def connect(self) -> None:
+        """Connect, and tell."""
+        super().connect()  # type: ignore[misc]
+        self.adapter.opened(self)
+
+
 class Client:
     """Asks web servers, in many threads at once."""
 
@@ -72,9 +115,13 @@ class Client:
         self._session.verify = next((environ[name] for name in _CA_VARIABLES if environ.get(name)), True)
         self._session.headers["Accept-Encoding"] = "identity"
         self._session.headers["User-Agent"] = "kitbuild"
-        adapter = HTTPAdapter(pool_connections=connections, pool_maxsize=connections, max_retries=0)
-        self._session.mount("https://", adapter)
-        self._session.mount("http://", adapter)
+        self._adapter = _Adapter(pool_connections=connections, pool_maxsize=connections, max_retries=0)
+        self._session.mount("https://", self._adapter)
+        self._session.mount("http://", self._adapter)
+
+    def hang_up(self) -> None:
+        """End every connection, also one that waits for the first byte of an answer; new ones fail."""
+        self._adapter.hang_up()
 
     def close(self) -> None:
         """Close idle connections."""
