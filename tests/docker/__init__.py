@@ -1,0 +1,1 @@
+"""The whole flow through the command line, on a real engine."""

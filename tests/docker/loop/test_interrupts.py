@@ -1,0 +1,165 @@
+"""Ctrl-C and kills while an image is made and while a run goes on: what is left is valid, and work goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import docker.errors
+import pytest
+
+from tests.docker.loop.command import Kitbuild, Running, checked_error, eventually, one_object
+from tests.docker.loop.conftest import Baseline
+from tests.docker.loop.recipes import recipe
+from tests.docker.loop.stores import new_machine
+
+if TYPE_CHECKING:
+    import docker
+
+    from kitbuild.store import Store
+
+pytestmark = pytest.mark.docker
+STEPS = 60
+LONG = {
+    "max_steps: 10": f"max_steps: {STEPS}",
+    "evaluate:                            # before and after training\n": "",
+    "  dataset:\n    path: data/commands-heldout.jsonl\n  metric: exact_match\n": "",
+    "  max_new_tokens: 16\n  examples: 16\n  batch: 16\n": "",
+}
+
+
+@pytest.fixture(scope="module")
+def long(kit: Kitbuild, tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    """A run of sixty steps that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("long")
+    path = recipe(folder, changed=LONG)
+    return Baseline(recipe=path, image=kit("image", path), run=kit("run", path, "--out", folder / "runs"))
+
+
+def status(runs: Path) -> dict[str, Any]:
+    """What the one run below says of itself."""
+    for path in runs.glob("*/status.json"):
+        found = json.loads(path.read_bytes())
+        assert isinstance(found, dict)
+        return found
+    return {}
+
+
+def at_step(running: Running, runs: Path, step: int) -> None:
+    def there() -> bool:
+        assert running.process.poll() is None, running.end()
+        return int(status(runs).get("step") or 0) >= step
+
+    eventually(f"step {step}", there)
+
+
+def interrupted(running: Running, exit_code: int) -> dict[str, Any]:
+    code, out, err = running.end(timeout_seconds=90)
+    assert (code, err) == (exit_code, ""), out
+    return checked_error(one_object(out), exit_code)
+
+
+def containers(engine: docker.DockerClient, runs: Path) -> list[str]:
+    names = {path.name for path in runs.glob("*")}
+    return [container.name for container in engine.containers.list(all=True) if container.name in names]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stop_and_resume(
+    kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path, number: signal.Signals
+) -> None:
+    """A signal during training is exit 10 with a checkpoint; resumed, the run has the values of one never stopped."""
+    running = kit.start("run", long.recipe, "--out", tmp_path, "--json")
+    at_step(running, tmp_path, 5)
+    running.interrupt(number)
+    error = interrupted(running, 10)
+    assert error["message"].endswith("a checkpoint is saved")
+    run_dir = Path(error["run_dir"])
+    done = len((run_dir / "metrics.jsonl").read_bytes().splitlines())
+    assert 5 <= done < STEPS
+    assert containers(engine, tmp_path) == []
+    assert kit("compare", long.run_dir, run_dir, exit_code=9)["verdict"] == "NOT_COMPARABLE"
+    resumed = kit("run", long.recipe, "--resume", run_dir, "--out", tmp_path)
+    assert resumed["run_dir"] == str(run_dir)
+    verdict = kit("compare", long.run_dir, run_dir)
+    assert verdict["verdict"] == "IDENTICAL", verdict
+
+
+def test_interrupted_before_training(
+    kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path
+) -> None:
+    """Ctrl-C after the container has started and before the first step is exit 130; no container is left."""
+    running = kit.start("run", long.recipe, "--out", tmp_path, "--json")
+    eventually("a container", lambda: containers(engine, tmp_path))
+    running.interrupt()
+    interrupted(running, 130)
+    assert containers(engine, tmp_path) == []
+
+
+def test_killed_with_a_run(kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path) -> None:
+    """kill -9 of kitbuild leaves a container that trains to its end: the archive is complete and IDENTICAL."""
+    running = kit.start("run", long.recipe, "--out", tmp_path, "--json")
+    at_step(running, tmp_path, 1)
+    running.interrupt(signal.SIGKILL)
+    running.end()
+    (run_dir,) = tmp_path.iterdir()
+    engine.containers.get(run_dir.name).wait(timeout=120)
+    assert kit("compare", long.run_dir, run_dir)["verdict"] == "IDENTICAL"
+
+    def gone() -> bool:
+        return containers(engine, tmp_path) == []
+
+    eventually("the engine removes it", gone, seconds=20)
+
+
+def test_guest_is_killed(kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path) -> None:
+    """A container that somebody kills is exit 6, and the error says where to look."""
+    running = kit.start("run", long.recipe, "--out", tmp_path, "--json")
+    at_step(running, tmp_path, 1)
+    (name,) = containers(engine, tmp_path)
+    engine.containers.get(name).kill()
+    error = interrupted(running, 6)
+    assert "killed" in error["message"]
+    assert error["run_dir"] == str(tmp_path / name)
+    assert containers(engine, tmp_path) == []
+
+
+def test_interrupted_while_layers_are_made(kit: Kitbuild, baseline: Baseline, store: Store, tmp_path: Path) -> None:
+    """Ctrl-C while an image is assembled or sent is exit 130, and the same command gives the same image."""
+    home = new_machine(store, tmp_path / "home", baseline.lock)
+    mine = kit.given(KITBUILD_HOME=str(home))
+    running = mine.start("image", baseline.recipe, "--json")
+    eventually("layers in the making", lambda: [path for path in (home / "work").rglob("*") if path.is_file()])
+    running.interrupt()
+    error = interrupted(running, 130)
+    assert error["code"] == "interrupted"
+    assert list((home / "work").iterdir()) == []
+    assert mine("store", "verify")["damaged"] == 0
+
+    output = tmp_path / "image.tar"
+    running = mine.start("image", baseline.recipe, "--output", output, "--json")
+    eventually("an archive in the making", lambda: list(tmp_path.glob(".image.tar*")))
+    running.interrupt()
+    interrupted(running, 130)
+    assert list(tmp_path.glob("*image.tar*")) == []
+    again = mine("image", baseline.recipe)
+    assert (baseline.image["image_id"], baseline.image["manifest_digest"]) == (
+        again["image_id"],
+        again["manifest_digest"],
+    )
+
+
+def test_interrupted_while_an_engine_loads(kit: Kitbuild, engine: docker.DockerClient, tmp_path: Path) -> None:
+    """Ctrl-C while the engine takes an image is exit 130; the next try loads it whole."""
+    path = recipe(tmp_path, changed={"name: tiny-cpu": "name: tiny-load"})
+    running = kit.start("image", path, "--json")
+    running.process.poll()
+    eventually("a lock", lambda: path.with_suffix(".lock.json").exists())
+    running.interrupt()
+    code, out, err = running.end(timeout_seconds=60)
+    assert (code, err) == (130, ""), out
+    image = kit("image", path)
+    assert engine.images.get(image["tag"]).id == image["engine_id"]
+    engine.images.remove(image["tag"])
