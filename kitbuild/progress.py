@@ -25,7 +25,7 @@ class Progress(Protocol):
     def activity(
         self, title: str, *, total: float | None, unit: str
     ) -> contextlib.AbstractContextManager[Callable[[float], None]]:
-        """Something that takes time; call what it yields with each advance. `unit`: bytes, files, steps."""
+        """Something that takes time; call what it yields with each advance. `unit`: bytes, files; empty where details say it."""
 
 
 class Silent:

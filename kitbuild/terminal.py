@@ -61,15 +61,19 @@ class Terminal:
             return
         from rich.console import Console  # noqa: PLC0415 - a tenth of a second that `check` need not pay
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.table import Column  # noqa: PLC0415
 
+        # One line on any width: what is long is cut, never wrapped.
+        cut = Column(no_wrap=True, overflow="ellipsis")
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            _Amount(),
-            TextColumn("{task.fields[detail]}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=cut),
+            BarColumn(bar_width=16),
+            _Amount(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
         )
-        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
             self._bars = bars
             try:
                 yield bars
@@ -113,18 +117,20 @@ def _to_stdout(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _Amount() -> Any:  # noqa: N802 - stands where rich expects a column class
+def _Amount(**column: Any) -> Any:  # noqa: N802 - stands where rich expects a column class
     from rich.filesize import decimal  # noqa: PLC0415
     from rich.progress import ProgressColumn, Task  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     class Amount(ProgressColumn):
-        """`12/40 files`, `1.2 GB/2.8 GB`."""
+        """`12/40 files`, `1.2 GB/2.8 GB`; nothing where the detail says it."""
 
         def render(self, task: Task) -> Text:
             unit = str(task.fields["unit"])
+            if not unit:
+                return Text("")
             show = decimal if unit == "bytes" else (lambda number: f"{number:,}")
             total = f"/{show(int(task.total))}" if task.total else ""
             return Text(f"{show(int(task.completed))}{total}" + ("" if unit == "bytes" else f" {unit}"))
 
-    return Amount()
+    return Amount(**column)

@@ -63,12 +63,12 @@ def follow(
 def _follow(process: Process, run_dir: Path, *, progress: Progress, stop: Stop, sleep: Callable[[float], None]) -> int:
     asked: float | None = None
     phase, step = "", 0
-    with progress.activity("training", total=None, unit="steps") as advance:
+    with progress.activity("run", total=None, unit="") as advance:
         while (code := process.exit_code()) is None:
             status = read_json(run_dir / "status.json")
             if status.get("phase", phase) != phase:
                 phase = str(status["phase"])
-                progress.detail(str(status.get("message") or phase))
+                progress.detail(f"{phase}: {status.get('message') or ''}".rstrip(": "))
             now = int(status.get("step") or 0)
             if now > step:
                 advance(now - step)

@@ -67,7 +67,7 @@ class Told:
 
     @contextlib.contextmanager
     def activity(self, title: str, *, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
-        assert (title, total, unit) == ("training", None, "steps")
+        assert (title, total, unit) == ("run", None, "")
         yield self.advances.append
 
 
@@ -90,9 +90,9 @@ def test_phases_and_steps_are_shown(tmp_path: Path) -> None:
     ]
     assert played(Guest(tmp_path, script, 0), tmp_path, told) == 0
     assert told.details == [
-        "every locked file",
+        "verify: every locked file",
         "load",
-        "step 1",
+        "train: step 1",
         "step 1/20 · loss 1.2500 · 5,678 tokens/s · 1:23 left",
         "step 4/20 · loss 1.2500 · 5,678 tokens/s · 1:23 left",
     ]
