@@ -86,9 +86,11 @@ def train(
 
 
 def _in_container(context: Context, lock: Lock, recipe: bytes, run_dir: Path, *, resume: bool, stop: Stop) -> None:
-    from kitbuild.run.docker_engine import container_spec, run_container  # noqa: PLC0415 - docker-py is slow to import
+    from kitbuild.image import verify_image  # noqa: PLC0415 - docker-py is slow to import
+    from kitbuild.run.docker_engine import container_spec, run_container  # noqa: PLC0415
 
     built = build(context, lock, recipe=recipe)
+    verify_image(context.client(), str(built.engine_id), expected=built.image.content_sha256)
     spec = container_spec(lock, image=built.identity(), run_dir=run_dir, store=context.store, resume=resume)
     context.progress.note(f"equal to: {spec.command_line()}")
     run_container(spec, run_dir, client=context.client(), progress=context.progress, stop=stop)

@@ -28,7 +28,7 @@ def write(name, **fields):
         json.dump(fields, stream)
     os.replace(f"{{out}}/{{name}}.tmp", f"{{out}}/{{name}}")
 def end(code, message="the fact"):
-    write("exit.json", exit_code=code, message=message, hint=None, problems=[])
+    write("exit.json", exit_code=code, message=message, hint=None, problems=[], steps_done=3)
     sys.exit(code)
 """
 USERS = {
