@@ -113,10 +113,11 @@ class _Places:
         if known is None or (made_from and known["definition"] not in {made_from, None}):
             return None
         base = bases.recorded(self._store, known["manifest"])
-        if base is not None:
-            self._progress.note(f"base {name} @ {base.manifest_digest} (store)")
-            self._report_moved(known, remote)
-        return base
+        if base is None:
+            return None
+        self._progress.note(f"base {name} @ {base.manifest_digest} (store)")
+        self._report_moved(known, remote)
+        return base.model_copy(update={"name": name})  # recorded by digest, perhaps under another name
 
     def _report_moved(self, known: dict[str, str | None], remote: Reference | None) -> None:
         """Say so where the tag means another image by now; no registry is no reason to stop."""
@@ -190,7 +191,7 @@ class _Places:
         """The base with this manifest digest, from wherever it is."""
         if base := bases.recorded(self._store, digest):
             self._report_other_name(name, digest)
-            return base
+            return base.model_copy(update={"name": name})
         base = self._engine_exactly(name, digest, config_digest) or self._registry_exactly(name, digest, candidates)
         if base is not None:
             return base

@@ -121,7 +121,7 @@ def resolve(
     met = refuse_advisories(recipe, versions=versions, model_config=model_config)
     datasets = tuple(trees.dataset(item, key=f"dataset.{index}") for index, item in enumerate(recipe.dataset))
     evaluate = trees.dataset(recipe.evaluate.dataset, key="evaluate.dataset") if recipe.evaluate else None
-    system = _system(recipe, wheels, architecture=base.architecture, cuda=target.cuda)
+    system = system_of(recipe, wheels, architecture=base.architecture, cuda=target.cuda)
     kernels = (
         lock_kernels(recipe, system=system, wheels=wheels, hub=the_hub(), store=store, progress=progress)
         if recipe.kernels.attention_reference or recipe.kernels.layers
@@ -162,7 +162,8 @@ def launch(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _system(recipe: Recipe, wheels: tuple[LockedWheel, ...], *, architecture: str, cuda: str | None) -> System:
+def system_of(recipe: Recipe, wheels: tuple[LockedWheel, ...], *, architecture: str, cuda: str | None) -> System:
+    """What a kernel must fit. `cuda` is the target's."""
     versions = {wheel.name: wheel.version for wheel in wheels}
     torch = versions.get("torch", "0")
     # Variants follow torch.version.cuda, not the base: a cu128 torch on a 12.9 base is "cu128".

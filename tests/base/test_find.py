@@ -59,6 +59,15 @@ def test_store_first(store: Store) -> None:
     assert look(store) == (base, [f"base {NAME} @ {base.manifest_digest} (store)"])
 
 
+def test_one_image_under_two_names(store: Store) -> None:
+    """A base that the store has under several names is called what was asked for: a lock does not tell what came before."""
+    base = made.add(store)
+    bases.remember_name(store, base, definition=load_bootstrap("cpu").sha256)
+    made.add(store, "localhost:1/mine")
+    assert look(store)[0] == base
+    assert look(store, digest=base.manifest_digest)[0] == base
+
+
 def test_old_definition_is_made_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default base that was made from another definition is not taken for a new lock; a fresh one is made."""
     bases.remember_name(store, made.add(store), definition="0" * 64)

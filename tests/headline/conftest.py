@@ -25,7 +25,7 @@ from tests.hub.fixtures import standard_hub
 from tests.lock.package_index import PackageIndex, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.hub.server import HubServer
 
@@ -92,12 +92,12 @@ class Machine:
     world: World
     place: Path
 
-    def kitbuild(self, *arguments: str, umask: int = 0o022, **variables: str) -> Done:
+    def kitbuild(self, *arguments: str, umask: int = 0o022, variables: Mapping[str, str] | None = None) -> Done:
         """Run the command line with `--json`, as a process."""
         done = subprocess.run(
             [sys.executable, "-c", "from kitbuild.cli import main; main()", *arguments, "--json"],
             cwd=self.place,
-            env={**self.world.environment(self.place), **variables},
+            env={**self.world.environment(self.place), **(variables or {})},
             umask=umask,
             capture_output=True,
             text=True,

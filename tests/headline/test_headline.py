@@ -216,7 +216,7 @@ def test_the_same_image_from_nothing(headline: Headline, world: World) -> None:
     machine = world.machine("second", headline.recipe)
     strange = {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "77", "LC_ALL": "C", "SOURCE_DATE_EPOCH": "1"}
     forget(headline, world)
-    done = machine.kitbuild("image", headline.recipe, umask=0o077, **strange)
+    done = machine.kitbuild("image", headline.recipe, umask=0o077, variables=strange)
     assert done.code == 0, done.errors
     assert machine.file(headline.lock_path.name).read_bytes() == headline.lock_path.read_bytes()
     for key in ("image_id", "manifest_digest", "engine_id", "content_sha256", "lock_sha256"):
@@ -261,7 +261,7 @@ def test_a_base_that_is_nowhere(headline: Headline, world: World) -> None:
     machine = world.machine("lost", headline.recipe)
     machine.file(headline.lock_path.name).write_bytes(headline.lock_path.read_bytes())
     elsewhere = {"KITBUILD_BASE_REGISTRY": f"{world.registry}-empty", "DOCKER_HOST": "unix:///nonexistent.sock"}
-    done = machine.kitbuild("image", headline.recipe, **elsewhere)
+    done = machine.kitbuild("image", headline.recipe, variables=elsewhere)
     assert done.code == 4, done.errors
     assert headline.lock["base"]["manifest_digest"] in done.output["message"]
     assert "not in the store, the engine (none answers), the registry" in done.output["message"]

@@ -1,0 +1,218 @@
+"""Models, tokenizers, templates and datasets become lists of files with digests."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kitbuild.errors import RecipeError, ResolveError
+from kitbuild.lock.hub import Hub
+from kitbuild.lock.trees import Trees
+from kitbuild.recipe.models import Dataset, Recipe
+from tests.base.made import Notes
+from tests.hub.server import HubServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kitbuild.store import Store
+
+
+@pytest.fixture
+def own_hub(tmp_path: Path) -> Iterator[HubServer]:
+    """An empty Hub that a test fills."""
+    with HubServer(tmp_path / "own") as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The recipe's folder."""
+    place = tmp_path / "recipes"
+    place.mkdir()
+    return place
+
+
+def trees(folder: Path, store: Store, environ: dict[str, str] | None = None, notes: Notes | None = None) -> Trees:
+    def hub() -> Hub:
+        assert environ is not None, "a local path asks no Hub"
+        return Hub(environ)
+
+    return Trees(folder=folder, hub=hub, store=store, progress=notes or Notes())
+
+
+def recipe(**model: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "kitbuild": 1,
+            "name": "test",
+            "model": model,
+            "dataset": ({"repo": "trl-lib/Capybara"},),
+            "image": {"cuda": "cpu"},
+            "batch": {"global": 1, "micro": 1},
+            "policy": {"remote_code": (model["repo"],)} if "trust_remote_code" in model else {},
+        }
+    )
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+MODEL = {
+    "config.json": "{}",
+    "model.safetensors": "w",
+    "tokenizer.json": "{}",
+    "README.md": "x",
+    "pytorch_model.bin": "p",
+}
+
+
+def test_a_model_of_the_hub(hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store) -> None:
+    """Weights, configuration and tokenizer at the branch's commit; cards and licences stay where they are."""
+    notes = Notes()
+    found = trees(folder, store, hub_environ, notes).model(recipe(repo="Qwen/Qwen3-8B"))
+    assert found.weights is not None
+    assert (found.weights.repo, found.weights.revision, found.weights.path) == ("Qwen/Qwen3-8B", "main", None)
+    assert found.weights.commit == hub.sha("Qwen/Qwen3-8B")
+    assert [file.path for file in found.weights.files] == [
+        "config.json",
+        "generation_config.json",
+        "merges.txt",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+    ]
+    assert (found.tokenizer, found.chat_template, found.config) == (None, None, None)
+    assert notes.lines == [f"model: Qwen/Qwen3-8B @ {found.weights.commit[:12]} (main), 9 files"]
+
+
+def test_a_model_on_disk(folder: Path, store: Store) -> None:
+    """The same files by content; what is hidden, deeper or of another kind is left out; a copy goes into the store."""
+    write(folder / "model", {**MODEL, ".cache/config.json": "no", "onnx/model.safetensors": "no"})
+    found = trees(folder, store).model(recipe(path="model"))
+    assert found.weights is not None
+    assert (found.weights.path, found.weights.repo, found.weights.commit) == ("model", None, None)
+    digests = {file.path: file.sha256 for file in found.weights.files}
+    assert digests == {
+        name: hashlib.sha256(MODEL[name].encode()).hexdigest()
+        for name in ("config.json", "model.safetensors", "tokenizer.json")
+    }
+    (folder / "model" / "model.safetensors").write_text("later")
+    assert store.path(digests["model.safetensors"]).read_text() == "w"
+
+
+def test_no_safetensors(own_hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store) -> None:
+    """A model whose weights are pickled only is refused, from the Hub and from disk, with the way to convert it."""
+    files = {name: text for name, text in MODEL.items() if name != "model.safetensors"}
+    own_hub.create_repo("org/pickled")
+    own_hub.commit("org/pickled", dict(files))
+    write(folder / "model", files)
+    environ = {**hub_environ, "HF_ENDPOINT": own_hub.url}
+    for model, name in (({"repo": "org/pickled"}, "org/pickled"), ({"path": "model"}, "model")):
+        with pytest.raises(ResolveError) as caught:
+            trees(folder, store, environ).model(recipe(**model))
+        assert caught.value.message == f"model {name} has no *.safetensors"
+        assert "save_pretrained" in (caught.value.hint or "")
+
+
+def test_remote_code(own_hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store) -> None:
+    """The repository's Python is locked only where the recipe runs it."""
+    own_hub.create_repo("org/own-code")
+    own_hub.commit("org/own-code", {**MODEL, "modeling.py": "1"})
+    asked = trees(folder, store, {**hub_environ, "HF_ENDPOINT": own_hub.url})
+    trusting: dict[str, Any] = {"trust_remote_code": True}
+    for extra, expected in (({}, False), (trusting, True)):
+        found = asked.model(recipe(repo="org/own-code", **extra))
+        assert found.weights is not None
+        assert ("modeling.py" in {file.path for file in found.weights.files}) is expected
+
+
+def test_a_configuration_with_its_tokenizer(folder: Path, store: Store) -> None:
+    """Random weights have no files; the tokenizer and the template that the recipe names are locked by content."""
+    write(folder, {"tok/tokenizer.json": "{}", "tok/model.safetensors": "no", "chat.jinja": "t"})
+    config = {"model_type": "qwen3"}
+    found = trees(folder, store).model(recipe(config=config, tokenizer={"path": "tok"}, chat_template="chat.jinja"))
+    assert (found.weights, found.config) == (None, config)
+    assert found.tokenizer is not None
+    assert [file.path for file in found.tokenizer.files] == ["tokenizer.json"]
+    assert found.chat_template is not None
+    assert (found.chat_template.path, found.chat_template.size) == ("chat.jinja", 1)
+
+
+def test_the_split_of_a_dataset(hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store) -> None:
+    """Only the split's files, at the commit of the revision; the tag from before has fewer rows."""
+    asked = trees(folder, store, hub_environ)
+    now = asked.dataset(Dataset(repo="trl-lib/Capybara", revision="main"), key="dataset.0")
+    assert now.data_files == ("data/train-00000-of-00001.jsonl",)
+    assert [file.path for file in now.tree.files] == ["data/train-00000-of-00001.jsonl"]
+    assert now.format == "json"
+    assert now.tree.commit == hub.sha("trl-lib/Capybara")
+    before = asked.dataset(Dataset(repo="trl-lib/Capybara", revision="v0.1"), key="dataset.0")
+    assert before.tree.files[0].size < now.tree.files[0].size
+    held_out = asked.dataset(Dataset(repo="trl-lib/Capybara", split="test"), key="evaluate.dataset")
+    assert held_out.data_files == ("data/test-00000-of-00001.jsonl",)
+
+
+def test_a_split_that_is_not_there(hub_environ: dict[str, str], folder: Path, store: Store) -> None:
+    """Exit 4 with the configurations and files that exist."""
+    asked = trees(folder, store, hub_environ)
+    with pytest.raises(ResolveError) as caught:
+        asked.dataset(Dataset(repo="trl-lib/Capybara", split="validation"), key="dataset.0")
+    assert caught.value.message == "dataset trl-lib/Capybara@main has no data files for split 'validation'"
+    assert caught.value.hint == (
+        "configurations: default; files that exist: README.md, data/test-00000-of-00001.jsonl,"
+        " data/train-00000-of-00001.jsonl"
+    )
+    with pytest.raises(ResolveError, match=r"for split 'train' of configuration 'large'$"):
+        asked.dataset(Dataset(repo="trl-lib/Capybara", config="large"), key="dataset.0")
+
+
+def test_formats(folder: Path, store: Store) -> None:
+    """A folder of one format is read; two formats at once, and none, are exit 4 and name what was found."""
+    asked = trees(folder, store)
+    write(folder, {"one/a.jsonl": "{}", "one/b.json": "{}", "two/a.jsonl": "{}", "two/b.csv": "a", "none/a.bin": "x"})
+    assert asked.dataset(Dataset(path="one"), key="dataset.0").data_files == ("a.jsonl", "b.json")
+    with pytest.raises(ResolveError, match=r"^dataset\.0: two has csv, json; one format is needed$"):
+        asked.dataset(Dataset(path="two"), key="dataset.0")
+    with pytest.raises(ResolveError, match=r"^dataset\.0: none has no data file; one format is needed$"):
+        asked.dataset(Dataset(path="none"), key="dataset.0")
+
+
+def test_one_file(folder: Path, store: Store) -> None:
+    """A dataset that is one file is a tree of it, whatever folder it lies in."""
+    write(folder, {"data/chats.jsonl": "{}\n"})
+    found = trees(folder, store).dataset(Dataset(path="data/chats.jsonl", weight=0.5), key="dataset.0")
+    assert (found.tree.path, found.data_files, found.weight) == ("data/chats.jsonl", ("chats.jsonl",), 0.5)
+    assert store.has(found.tree.files[0].sha256)
+
+
+def test_local_paths_that_fail(folder: Path, store: Store) -> None:
+    """A missing path and a folder without the files are exit 2 with the recipe's key."""
+    (folder / "empty").mkdir()
+    asked = trees(folder, store)
+    with pytest.raises(RecipeError) as caught:
+        asked.dataset(Dataset(path="nowhere.jsonl"), key="dataset.0")
+    assert caught.value.problems[0].key == "dataset.0"
+    assert caught.value.message == "dataset.0: nowhere.jsonl does not exist"
+    with pytest.raises(RecipeError, match=r"^model: empty has none of the files that are needed$"):
+        asked.model(recipe(path="empty"))
+
+
+@pytest.mark.parametrize("card", ["", "---\nnever closed", "---\n: [\n---\n", "---\n- a list\n---\n", "\ufffe"])
+def test_a_card_that_cannot_be_read(
+    own_hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store, card: str
+) -> None:
+    """A dataset whose card says nothing usable goes by the names of its files."""
+    own_hub.create_repo("org/data", "dataset")
+    own_hub.commit("org/data", {"README.md": card, "train.jsonl": "{}\n", "test.jsonl": "{}\n"})
+    found = trees(folder, store, {**hub_environ, "HF_ENDPOINT": own_hub.url}).dataset(Dataset(repo="org/data"), key="d")
+    assert found.data_files == ("train.jsonl",)
