@@ -238,6 +238,11 @@ def test_failure_for_people_is_on_stderr(home: Path, call: Callable[..., Called]
         (("check", "none.yaml"), "error: none.yaml cannot be used"),
         (("base", "build", "cpu9"), "error: 'cpu9' is not a target"),
         (("archive", "list", "nowhere"), "error: nowhere is not a folder"),
+        (("archive", "unpack", "nowhere"), "error: nowhere does not exist"),
+        (("archive", "unpack", "."), "error: . is a directory, not a packed archive"),
+        (("archive", "verify", "nowhere"), "error: nowhere does not exist"),
+        (("compare", "a", "b"), "error: a does not exist"),
+        (("reproduce", "nowhere"), "error: nowhere does not exist"),
         (("archive", "pack", "a", "--include", "some"), "error: --include some is not known"),
     ],
 )

@@ -92,6 +92,9 @@ def read_kit(tar: KitTar) -> Kit:
 
 def unpack(kit_tar: Path, store: Store, destination: Path) -> Path:
     """Check everything, put the blobs into the store, and make `destination` a run directory, in that order."""
+    if not kit_tar.is_file():
+        what = "is a directory, not a packed archive" if kit_tar.is_dir() else "does not exist"
+        raise UsageError(f"{kit_tar} {what}", hint="name a file that `kitbuild archive pack` wrote")
     tar = KitTar.read(kit_tar)
     read_kit(tar)
     archive = read(kit_tar)

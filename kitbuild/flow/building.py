@@ -151,7 +151,13 @@ def fetch(context: Context, path: Path, *, bundle: Path | None, source: Path | N
     lines = [f"{len(blobs)} files, {size / 1e6:.0f} MB, are in the store"]
     if bundle is not None:
         records = [("bases", locked.base.manifest_digest.removeprefix("sha256:"))]
-        write_bundle(context.store, blobs, records, bundle, progress=context.progress)
+        try:
+            write_bundle(context.store, blobs, records, bundle, progress=context.progress)
+        except OSError as error:
+            raise UsageError(
+                f"{bundle} cannot be written: {error.strerror}",
+                hint="name a file where there is room and you may write",
+            ) from error
         fields["bundle"] = str(bundle)
         lines.append(f"wrote {bundle}")
     return Result(fields=fields, lines=tuple(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,10 @@ class RunOptions:
             raise UsageError(f"--engine {self.engine} is not known", hint=f"one of {', '.join(ENGINES)}")
         if self.python is not None and self.engine != "local":
             raise UsageError("--python goes with --engine local", hint="in a container the Python is the locked one")
+        if self.python is not None and not (self.python.is_file() and os.access(self.python, os.X_OK)):
+            raise UsageError(
+                f"--python {self.python} is not a program", hint="the path of a Python, as bin/python in a venv"
+            )
 
 
 def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Result:

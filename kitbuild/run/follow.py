@@ -105,9 +105,9 @@ def keep_printed(text: bytes, run_dir: Path) -> None:
 
 def raise_for(code: int, process: Process, run_dir: Path, *, stop: Stop | None = None) -> None:
     """Turn a guest's exit into our error, with the guest's own words where it left any."""
-    if code == 0:
-        return
     told = read_json(run_dir / "exit.json")
+    if code == 0 and told.get("exit_code") == 0:
+        return
     if stop is not None and stop.requested and _nothing_done(code, told):
         raise KeyboardInterrupt
     where = f"see {run_dir / (PRINTED if (run_dir / PRINTED).exists() else LOG)}"
@@ -116,6 +116,8 @@ def raise_for(code: int, process: Process, run_dir: Path, *, stop: Stop | None =
             f"the run was ended by the system: out of memory (at step {told.get('steps_done') or 'start'})",
             hint="lower batch.micro or train.max_length, or give the machine more memory",
         )
+    if code == 0:
+        raise RunError("the run ended without a word of how it went: it was not kitbuild's guest that ran", hint=where)
     if told.get("exit_code") != code:
         raise RunError(f"the run was killed or crashed (exit code {code}) before it could say why", hint=where)
     problems = [Problem(**_known(problem)) for problem in told.get("problems") or []]

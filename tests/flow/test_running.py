@@ -145,6 +145,7 @@ def test_resume_needs_a_run_of_the_same_lock(tmp_path: Path) -> None:
     [
         ({"engine": "podman"}, "--engine podman is not known"),
         ({"python": Path("/usr/bin/python3")}, "--python goes with --engine local"),
+        ({"python": Path("/nonexistent"), "engine": "local"}, "--python /nonexistent is not a program"),
     ],
 )
 def test_options_that_do_not_go_together(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

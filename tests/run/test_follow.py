@@ -157,9 +157,18 @@ def left(run_dir: Path, code: int, **fields: Any) -> None:
 
 
 def test_code_0_is_no_error(tmp_path: Path) -> None:
-    """A run that ended well raises nothing, whatever lies there."""
-    (tmp_path / "exit.json").write_text("{")
+    """A run that ended well raises nothing."""
+    left(tmp_path, 0)
     raise_for(0, Guest(tmp_path, []), tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"exit_code": 6}'])
+def test_code_0_without_the_guests_word(text: str | None, tmp_path: Path) -> None:
+    """A program that ends well but is not the guest (`--python /bin/true`) has not trained: exit 6."""
+    if text is not None:
+        (tmp_path / "exit.json").write_text(text)
+    with pytest.raises(RunError, match="ended without a word of how it went"):
+        raise_for(0, Guest(tmp_path, []), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""Filling the store and carrying it to a machine with no network."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kitbuild.errors import ImageError, LockError, ResolveError, UsageError
+from kitbuild.flow import building
+from kitbuild.flow.context import Context
+from kitbuild.lock.files import lock_path, write_lock
+from kitbuild.progress import Silent
+from kitbuild.recipe import read
+from tests.image.kit import make_lock, new_store
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class NoEngine(Context):
+    """A context in which nobody may ask for an engine."""
+
+    def client(self) -> Any:
+        raise ImageError("the engine was asked for")
+
+
+def context(folder: Path) -> Context:
+    return NoEngine(environ={}, store=new_store(folder), progress=Silent())
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Context:
+    return context(tmp_path / "full")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, full: Context) -> Path:
+    """A recipe with a current lock, all of whose files are in the store `full`."""
+    shutil.copytree(REPOSITORY / "recipes/data", tmp_path / "data")
+    path = Path(shutil.copy(REPOSITORY / "recipes/tiny-cpu.yaml", tmp_path / "tiny.yaml"))
+    write_lock(path, make_lock(full.store, recipe_sha256=read(path).sha256))
+    return path
+
+
+def test_bundle_carries_everything(full: Context, recipe: Path, tmp_path: Path) -> None:
+    """From one store through a file into an empty one: nothing else is asked, and the lock is complete there."""
+    bundle = tmp_path / "b.tar"
+    told = building.fetch(full, recipe, bundle=bundle, source=None)
+    assert told.fields["bundle"] == str(bundle)
+    other = context(tmp_path / "other")
+    carried = building.fetch(other, recipe, bundle=None, source=bundle)
+    assert carried.fields == {key: value for key, value in told.fields.items() if key != "bundle"}
+    assert carried.fields["blobs"] == len(building.closure(make_lock(other.store)))
+
+
+def test_bundle_that_cannot_be_written(full: Context, recipe: Path) -> None:
+    """Exit 2 that names the file."""
+    with pytest.raises(UsageError, match=r"^/proc/none/b\.tar cannot be written: "):
+        building.fetch(full, recipe, bundle=Path("/proc/none/b.tar"), source=None)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no tar"])
+def test_bundle_that_is_none(content: bytes | None, full: Context, recipe: Path, tmp_path: Path) -> None:
+    """Exit 2, and the store stays as it was."""
+    bundle = tmp_path / "b.tar"
+    if content is not None:
+        bundle.write_bytes(content)
+    other = context(tmp_path / "other")
+    with pytest.raises(UsageError, match="bundle"):
+        building.fetch(other, recipe, bundle=None, source=bundle)
+    assert list((other.store.root / "blobs").rglob("*")) == [other.store.root / "blobs/sha256"]
+    assert full.store.root.is_dir()
+
+
+def test_both_at_once(full: Context, recipe: Path, tmp_path: Path) -> None:
+    """--bundle and --from contradict each other."""
+    with pytest.raises(UsageError, match="do not go together"):
+        building.fetch(full, recipe, bundle=tmp_path / "a", source=tmp_path / "b")
+
+
+def test_stale_lock_is_not_fetched(full: Context, recipe: Path) -> None:
+    """Exit 3; `fetch` never locks anew over a lock that is there."""
+    recipe.write_text(recipe.read_text() + "# a remark\n")
+    before = lock_path(recipe).read_bytes()
+    with pytest.raises(LockError, match="is stale"):
+        building.fetch(full, recipe, bundle=None, source=None)
+    assert lock_path(recipe).read_bytes() == before
+
+
+def test_local_file_that_is_gone(full: Context, recipe: Path) -> None:
+    """What has no upstream and is in no store cannot be made up: exit 4 that names it."""
+    lock = make_lock(full.store)
+    full.store.path(lock.datasets[0].tree.files[0].sha256).unlink()
+    with pytest.raises(ResolveError, match=r"data\.jsonl .* is not in the store and has no upstream"):
+        building.fetch(full, recipe, bundle=None, source=None)
