@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING
 
 from kitbuild import archive as archives
 from kitbuild import recipe as recipes
-from kitbuild.errors import KitbuildError, UsageError
+from kitbuild.errors import ImageError, KitbuildError, RunError, UsageError
 from kitbuild.flow.building import build, fetch_all
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.locking import ensure_lock
 from kitbuild.lock.files import check_maker, parse_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kitbuild.lock.models import Lock
     from kitbuild.run.follow import Stop
 
@@ -43,6 +46,18 @@ class RunOptions:
             )
 
 
+@contextlib.contextmanager
+def _run_errors() -> Iterator[None]:
+    """An engine or image that a run lacks is a failed run: exit 6, where `kitbuild image` has 5."""
+    try:
+        yield
+    except ImageError as error:
+        failed = RunError(error.message, hint=error.hint, problems=error.problems)
+        failed.details |= error.details
+        raise failed from error
+
+
+@_run_errors()
 def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Result:
     """`kitbuild run`: build what is missing, train, and read the archive back."""
     loaded = recipes.read(path)
@@ -153,6 +168,7 @@ def _drop_if_empty(run_dir: Path) -> None:
         run_dir.rmdir()
 
 
+@_run_errors()
 def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: str | None, stop: Stop) -> Result:
     """`kitbuild reproduce`: the archive's own lock and recipe, run again, compared."""
     from kitbuild import compare as comparing  # noqa: PLC0415 - the last step

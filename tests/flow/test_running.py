@@ -115,13 +115,13 @@ def test_run_that_never_started_leaves_no_directory(
 
 
 def test_no_engine_is_told_before_a_directory_is_made(tmp_path: Path) -> None:
-    """Exit 5 with nothing done: no lock resolved, nothing fetched."""
+    """Nothing is done: no lock resolved, nothing fetched. For `run` it is exit 6, a run that failed."""
     context = Playing(environ={"ENGINE": "none"}, store=new_store(tmp_path / "store"), progress=Silent())
     with pytest.raises(ImageError, match="no container engine answers"):
         train(context, tmp_path / "runs")
     recipe = tmp_path / "new.yaml"
     recipe.write_text(starter("new"))
-    with pytest.raises(ImageError, match="no container engine answers"):
+    with pytest.raises(RunError, match="no container engine answers"):
         running.run(context, recipe, options(tmp_path / "runs"), stop=Stop())
     assert {path.name for path in tmp_path.iterdir()} == {"store", "new.yaml"}
 

@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import docker.errors
 import pytest
 
+from kitbuild.run.docker_engine import remove_abandoned
 from tests.docker.loop.command import Kitbuild, Running, checked_error, eventually, one_object
 from tests.docker.loop.conftest import Baseline
 from tests.docker.loop.recipes import recipe
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kitbuild.store import Store
 
 pytestmark = pytest.mark.docker
-STEPS = 60
+STEPS = 40
 LONG = {
     "max_steps: 10": f"max_steps: {STEPS}",
     "evaluate:                            # before and after training\n": "",
@@ -32,7 +32,7 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def long(kit: Kitbuild, tmp_path_factory: pytest.TempPathFactory) -> Baseline:
-    """A run of sixty steps that nobody interrupted."""
+    """A run of forty steps that nobody interrupted."""
     folder = tmp_path_factory.mktemp("long")
     path = recipe(folder, changed=LONG)
     return Baseline(recipe=path, image=kit("image", path), run=kit("run", path, "--out", folder / "runs"))
@@ -50,7 +50,8 @@ def status(runs: Path) -> dict[str, Any]:
 def at_step(running: Running, runs: Path, step: int) -> None:
     def there() -> bool:
         assert running.process.poll() is None, running.end()
-        return int(status(runs).get("step") or 0) >= step
+        said = status(runs)  # a resumed run has the last words of the one before, for a moment
+        return said.get("phase") == "train" and int(said.get("step") or 0) >= step
 
     eventually(f"step {step}", there)
 
@@ -66,52 +67,57 @@ def containers(engine: docker.DockerClient, runs: Path) -> list[str]:
     return [container.name for container in engine.containers.list(all=True) if container.name in names]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stop_and_resume(
-    kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_stop_and_resume(kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path) -> None:
     """A signal during training is exit 10 with a checkpoint; resumed, the run has the values of one never stopped."""
-    running = kit.start("run", long.recipe, "--out", tmp_path, "--json")
-    at_step(running, tmp_path, 5)
-    running.interrupt(number)
-    error = interrupted(running, 10)
-    assert error["message"].endswith("a checkpoint is saved")
-    run_dir = Path(error["run_dir"])
-    done = len((run_dir / "metrics.jsonl").read_bytes().splitlines())
-    assert 5 <= done < STEPS
-    assert containers(engine, tmp_path) == []
-    assert kit("compare", long.run_dir, run_dir, exit_code=9)["verdict"] == "NOT_COMPARABLE"
-    resumed = kit("run", long.recipe, "--resume", run_dir, "--out", tmp_path)
-    assert resumed["run_dir"] == str(run_dir)
+    run_dir, done = None, 0
+    arguments: tuple[object, ...] = ("run", long.recipe, "--out", tmp_path)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running = kit.start(*arguments, "--json")
+        at_step(running, tmp_path, done + 3)
+        running.interrupt(number)
+        error = interrupted(running, 10)
+        assert error["message"].endswith("a checkpoint is saved")
+        assert run_dir in {None, Path(error["run_dir"])}
+        run_dir = Path(error["run_dir"])
+        before, done = done, len((run_dir / "metrics.jsonl").read_bytes().splitlines())
+        assert before + 3 <= done < STEPS
+        assert containers(engine, tmp_path) == []
+        assert kit("compare", long.run_dir, run_dir, exit_code=9)["verdict"] == "NOT_COMPARABLE"
+        arguments = ("run", long.recipe, "--resume", run_dir)
+    assert kit(*arguments)["run_dir"] == str(run_dir)
     verdict = kit("compare", long.run_dir, run_dir)
     assert verdict["verdict"] == "IDENTICAL", verdict
 
 
+@pytest.mark.parametrize("moment", ["created", "verify"])
 def test_interrupted_before_training(
-    kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path
+    kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path, moment: str
 ) -> None:
-    """Ctrl-C after the container has started and before the first step is exit 130; no container is left."""
+    """Ctrl-C after the container was made and before the first step is exit 130; no container is left."""
     running = kit.start("run", long.recipe, "--out", tmp_path, "--json")
     eventually("a container", lambda: containers(engine, tmp_path))
+    if moment != "created":
+        eventually("the guest", lambda: status(tmp_path).get("phase") == moment)
     running.interrupt()
-    interrupted(running, 130)
+    assert interrupted(running, 130)["code"] == "interrupted"
     assert containers(engine, tmp_path) == []
 
 
 def test_killed_with_a_run(kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path) -> None:
-    """kill -9 of kitbuild leaves a container that trains to its end: the archive is complete and IDENTICAL."""
+    """After kill -9 of kitbuild the container trains to its end: the archive counts; the next run removes it."""
     running = kit.start("run", long.recipe, "--out", tmp_path, "--json")
     at_step(running, tmp_path, 1)
     running.interrupt(signal.SIGKILL)
     running.end()
     (run_dir,) = tmp_path.iterdir()
+    error = kit.fails(6, "run", long.recipe, "--resume", run_dir)
+    assert error["message"] == f"the container {run_dir.name} still trains in this run directory"
+    remove_abandoned(engine)
     engine.containers.get(run_dir.name).wait(timeout=120)
     assert kit("compare", long.run_dir, run_dir)["verdict"] == "IDENTICAL"
-
-    def gone() -> bool:
-        return containers(engine, tmp_path) == []
-
-    eventually("the engine removes it", gone, seconds=20)
+    assert containers(engine, tmp_path) == [run_dir.name]
+    remove_abandoned(engine)
+    assert containers(engine, tmp_path) == []
 
 
 def test_guest_is_killed(kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path) -> None:

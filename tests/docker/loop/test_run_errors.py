@@ -67,7 +67,7 @@ def test_damaged_input_is_found_before_training(
 def test_out_of_memory(kit: Kitbuild, tmp_path: Path) -> None:
     """A batch that no memory holds is exit 6, says so, and says what to lower."""
     changed = {
-        "max_length: 128": "max_length: 128\n  pad_to_multiple_of: 32768",
+        "max_length: 128": "max_length: 128\n  pad_to_multiple_of: 65536",
         "max_position_embeddings: 256": "max_position_embeddings: 65536",
         "attention: sdpa": "attention: eager",
         "evaluate:                            # before and after training\n": "",
