@@ -164,16 +164,21 @@ def world(
 @contextlib.contextmanager
 def tag_kept(client: docker.DockerClient, name: str) -> Iterator[None]:
     """Whatever the engine calls `name` now has that name again at the end; meanwhile nothing has."""
-    try:
-        before = client.images.get(name).id
-        client.images.remove(name, force=False)
-    except docker.errors.ImageNotFound:
-        before = None
+    kept = f"kitbuild-test/kept:{time.time_ns()}"
+    before = _renamed(client, name, kept)
     try:
         yield
     finally:
         with contextlib.suppress(docker.errors.ImageNotFound):
             client.images.remove(name, force=True)
-        if before is not None:
-            repository, _, version = f"{name}:latest".rpartition(":")
-            client.images.get(before).tag(repository, version)
+        if before:
+            _renamed(client, kept, f"{name}:latest")
+
+
+def _renamed(client: docker.DockerClient, old: str, new: str) -> bool:
+    try:
+        client.images.get(old).tag(*new.rsplit(":", 1))
+        client.images.remove(old)
+    except docker.errors.ImageNotFound:
+        return False
+    return True
