@@ -313,11 +313,11 @@ def test_check_needs_no_store(home: Path, call: Callable[..., Called], monkeypat
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_run_without_an_engine(home: Path, call: Callable[..., Called]) -> None:
-    """Exit 5 before anything slow, no run directory left, and what to do instead."""
+    """Exit 6, as for all that stops a run, before anything slow; no run directory left, and what to do instead."""
     locked(home)
     called = call("run", "one.yaml", "--json")
-    assert called.code == 5
-    assert called.json["code"] == "image"
+    assert called.code == 6
+    assert called.json["code"] == "run"
     assert not (home / "runs").exists()
     gc.collect()
 
