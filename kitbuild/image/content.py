@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kitbuild.guest_files import guest_files, guest_sha256
 from kitbuild.image import wheels
 from kitbuild.image.entries import Entry, Folder, Link, Node, Stored
-from kitbuild.image.kernels import kernel_entries
+from kitbuild.image.kernels import kernel_entries, kernel_refs
 from kitbuild.image.pyc import Sources
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def parts(lock: Lock, *, recipe: bytes, store: Store, baked: frozenset[str]) -> 
     found.append(_guest_part(lock))
     if lock.kernels:
         files = [[k.repo, k.commit, f.path, f.sha256] for k in lock.kernels for f in k.files]
+        files += [list(ref) for ref in sorted(kernel_refs(lock).items())]
         found.append(Part(name="kernels", inputs=files, make=lambda: ((), kernel_entries(lock, store))))
     found.append(_lock_part(lock, recipe))
     return tuple(found)

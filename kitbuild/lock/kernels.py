@@ -44,7 +44,7 @@ class System:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One reference to resolve, and who asked for it."""
+    """One reference to resolve, and who asked for it; `above` are the kernels that need it, outermost first."""
 
     role: str
     repo: str
@@ -52,6 +52,7 @@ class Wanted:
     member: str | None
     layers: Mapping[str, str]
     asked_by: str
+    above: tuple[str, ...] = ()
 
 
 def wanted_kernels(recipe: Recipe) -> tuple[Wanted, ...]:
@@ -94,11 +95,12 @@ def lock_kernels(
 ) -> tuple[LockedKernel, ...]:
     """Lock every kernel that the recipe names, and what those depend on. All problems are raised at once."""
     queue = list(wanted_kernels(recipe))
-    locked: dict[tuple[str, str, str], LockedKernel] = {}
+    locked: dict[tuple[str, str, str, str], LockedKernel] = {}
     problems: list[Problem] = []
     while queue:
         wanted = queue.pop(0)
         try:
+            _refuse_circle(wanted)
             kernel = _lock_one(
                 wanted,
                 system=system,
@@ -112,10 +114,9 @@ def lock_kernels(
             continue
         metadata = parse_metadata(store.path(kernel.metadata_sha256).read_bytes(), name=kernel.repo)
         problems += _complaints(kernel, metadata, recipe=recipe, system=system, wheels=wheels, key=wanted.asked_by)
-        key = (kernel.role, kernel.repo, kernel.commit)
-        if key not in locked:
-            locked[key] = kernel
-            queue += _dependencies(kernel, metadata)
+        key = (kernel.role, kernel.repo, kernel.commit, kernel.revision)
+        locked[key] = kernel
+        queue += _dependencies(wanted, metadata)
     if problems:
         raise ResolveError("the kernels cannot be locked", problems=problems)
     return tuple(locked[key] for key in sorted(locked))
@@ -192,6 +193,11 @@ def _follow_redirects(wanted: Wanted, *, hub: Hub, store: Store, progress: Progr
             raise ResolveError(f"{repo}@{revision}: kernel-status.toml cannot be read: {error}") from error
         if fields.get("kind") != "redirect" or not fields.get("destination"):
             return snapshot, revision
+        if wanted.role == "dependency":
+            raise ResolveError(
+                f"{repo}@{revision} moved to {fields['destination']}, which the kernel that needs it does not know",
+                hint="take a newer revision of that kernel",
+            )
         progress.note(f"kernel {repo} moved to {fields['destination']}")
         repo, revision = str(fields["destination"]), str(fields.get("revision", "main"))
     raise ResolveError(f"{wanted.repo}@{wanted.revision} redirects more than {MAX_REDIRECTS} times")
@@ -321,7 +327,7 @@ def _python_packages(metadata: Metadata) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _dependencies(kernel: LockedKernel, metadata: Metadata) -> list[Wanted]:
+def _dependencies(wanted: Wanted, metadata: Metadata) -> list[Wanted]:
     return [
         Wanted(
             role="dependency",
@@ -329,10 +335,21 @@ def _dependencies(kernel: LockedKernel, metadata: Metadata) -> list[Wanted]:
             revision=item.wanted,
             member=None,
             layers={},
-            asked_by=f"needed by {kernel.repo}",
+            asked_by=f"needed by {wanted.repo}",
+            above=(*wanted.above, f"{wanted.repo}@{wanted.revision}"),
         )
         for item in metadata.kernel_depends
     ]
+
+
+def _refuse_circle(wanted: Wanted) -> None:
+    """Kernels that need each other do not load: `kernels` refuses them (src/kernels/deps.py)."""
+    name = f"{wanted.repo}@{wanted.revision}"
+    if name in wanted.above:
+        raise ResolveError(
+            f"kernels need each other in a circle: {' → '.join((*wanted.above, name))}",
+            hint="take another revision, and tell their publisher",
+        )
 
 
 def _in_variant(file: HubFile, folder: str) -> bool:

@@ -182,6 +182,14 @@ def test_layers_of_one_repository(lock: Locker) -> None:
     ]
 
 
+def test_one_commit_by_two_names(hub: HubServer, lock: Locker) -> None:
+    """A branch and the commit that it names now are one repository's files, and neither's layers are lost."""
+    sha = hub.sha(LIGER, "v3", kind="kernel")
+    found = lock(recipe(layers={"RMSNorm": f"{LIGER}@v3:LigerRMSNorm", "SwiGLU": f"{LIGER}@{sha}:LigerSwiGLU"}))
+    assert {kernel.commit for kernel in found} == {sha}
+    assert {name for kernel in found for name in kernel.layers} == {"RMSNorm", "SwiGLU"}
+
+
 def test_a_redirect_is_followed(hub: HubServer, lock: Locker) -> None:
     """kernel-status.toml, which `kernels` does not follow when it loads: the lock has the destination."""
     kernel = lock.one("test-org/moved-attention@v1")
@@ -222,22 +230,47 @@ def test_dependencies(hub: HubServer, lock: Locker) -> None:
     assert found["dependency"].commit == hub.sha("test-org/torch-attention", "v1", kind="kernel")
 
 
-def test_dependencies_in_a_circle(own_hub: HubServer, own: Locker) -> None:
-    """Two kernels that need each other are locked once each; one that needs a missing one is exit 4 and says who asks."""
+def needing(*others: str) -> dict[str, bytes]:
+    depends = tuple({"repo-id": other, "version": 1} for other in others)
+    return kernel_repos.variant_files("k", "torch-universal", {"__init__.py": b""}, kernel_depends=depends)
 
-    def needing(other: str) -> dict[str, bytes]:
-        depends = ({"repo-id": other, "version": 1},)
-        return kernel_repos.variant_files("k", "torch-universal", {"__init__.py": b""}, kernel_depends=depends)
 
+def test_dependencies_that_are_shared(own_hub: HubServer, own: Locker) -> None:
+    """What two kernels need is locked once."""
+    for name, needs in (
+        ("first", ("org/left", "org/right")),
+        ("left", ("org/last",)),
+        ("right", ("org/last",)),
+        ("last", ()),
+    ):
+        publish(own_hub, needing(*needs), f"org/{name}")
+    assert [kernel.repo for kernel in own(recipe("org/first@v1"), CPU)] == [
+        "org/first",
+        "org/last",
+        "org/left",
+        "org/right",
+    ]
+
+
+def test_dependencies_that_cannot_be_had(own_hub: HubServer, own: Locker) -> None:
+    """Kernels that need each other, one that is missing and one that moved are exit 4; each is under who asks for it."""
     publish(own_hub, needing("org/second"), "org/first")
     publish(own_hub, needing("org/first"), "org/second")
-    assert [kernel.repo for kernel in own(recipe("org/first@v1"), CPU)] == ["org/first", "org/first", "org/second"]
-    publish(own_hub, needing("org/none"), "org/third")
+    publish(
+        own_hub, {"kernel-status.toml": b'kind = "redirect"\ndestination = "org/first"\nrevision = "v1"\n'}, "org/moved"
+    )
+    publish(own_hub, needing("org/none", "org/moved"), "org/third")
+    with pytest.raises(ResolveError) as caught:
+        own(recipe("org/first@v1"), CPU)
+    assert [problem.message for problem in caught.value.problems] == [
+        "kernels need each other in a circle: org/first@v1 → org/second@v1 → org/first@v1"
+    ]
     with pytest.raises(ResolveError) as caught:
         own(recipe("org/third@v1"), CPU)
-    (problem,) = caught.value.problems
-    assert problem.key == "needed by org/third"
-    assert problem.message == "kernel org/none does not exist on the Hub, or is private"
+    assert [(problem.key, problem.message) for problem in caught.value.problems] == [
+        ("needed by org/third", "kernel org/none does not exist on the Hub, or is private"),
+        ("needed by org/third", "org/moved@v1 moved to org/first, which the kernel that needs it does not know"),
+    ]
 
 
 def test_publishers(lock: Locker) -> None:
