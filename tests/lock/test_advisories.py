@@ -43,7 +43,7 @@ def test_the_list() -> None:
     """Every advisory has an id of its own, advice, and a source."""
     found = load_advisories()
     assert len({advisory.id for advisory in found}) == len(found)
-    assert all(advisory.advice and advisory.source.startswith("https://") for advisory in found)
+    assert all(advisory.advice and advisory.source.startswith(("https://", "docs/")) for advisory in found)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,8 @@ def test_the_list() -> None:
         (V3, {}, {"num_attention_heads": 32}, []),
         (recipe(kernels={"attention": "kernels-community/flash-attn2@v2"}), {}, GROUPED, []),
         (recipe(kernels={"attention": "other/flash-attn2@v3"}), {}, GROUPED, []),
+        (recipe(determinism={"mode": "strict", "virtual_ranks": 4}), {}, None, ["KIT-2026-010"]),
+        (recipe(image={"cuda": "cpu"}, determinism={"cpu_portable": True}), {}, None, ["KIT-2026-011"]),
         (FLCE, {"trl": "1.15.0"}, None, ["KIT-2026-002"]),
         (FLCE, {"trl": "1.14.2"}, None, []),
         (recipe(liger={"rope": True}), {"trl": "1.15.0"}, None, []),

@@ -25,7 +25,7 @@ from kitbuild.progress import Silent
 from kitbuild.store import Store
 from tests.base import made
 from tests.headline.stand_ins import LINUX, TORCH, publish, publish_packages
-from tests.hub.fixtures import standard_hub
+from tests.hub.fixtures import READER_TOKEN, standard_hub
 from tests.lock.package_index import serving
 
 if TYPE_CHECKING:
@@ -262,3 +262,25 @@ def test_a_renamed_model(machine: Machine, hub: HubServer) -> None:
     weights = machine.lock().model.weights
     assert weights is not None
     assert weights.repo == "Qwen/Qwen3-8B-Base"
+
+
+def test_a_private_model(machine: Machine, environ: dict[str, str], tmp_path: Path) -> None:
+    """With HF_TOKEN a private model is locked like any other; the token is in no byte of the lock and no file."""
+    machine.edit("repo: Qwen/Qwen3-8B", "repo: test-org/private-model")
+    with pytest.raises(ResolveError, match=r"^model test-org/private-model does not exist on the Hub, or is private$"):
+        machine.lock()
+    machine.environ = {**environ, "HF_TOKEN": READER_TOKEN}
+    lock = machine.lock()
+    assert lock.model.weights is not None
+    assert lock.model.weights.repo == "test-org/private-model"
+    assert READER_TOKEN.encode() not in lock.to_bytes()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and READER_TOKEN.encode() in path.read_bytes()]
+
+
+def test_an_implied_version(machine: Machine) -> None:
+    """A kernel without a revision is refused as it is read: the version that it means moves between releases."""
+    machine.edit("flash-attn2@v2", "flash-attn2")
+    with pytest.raises(RecipeError) as caught:
+        recipes.read(machine.path)
+    assert [problem.key for problem in caught.value.problems] == ["kernels.attention"]
+    assert "names no revision" in caught.value.problems[0].message
