@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
     from kitbuild.image import Image
     from kitbuild.lock.models import Lock
+
+
+# https://github.com/distribution/reference: [host[:port]/]path[:tag]
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+TAG = re.compile(rf"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,8 @@ class Built:
 def image(context: Context, path: Path, *, tag: str | None, push: str | None, output: Path | None) -> Built:
     """`kitbuild image`: lock where there is none, fetch, assemble, then load, write or push."""
     started = time.monotonic()
+    if tag is not None and not TAG.fullmatch(tag):
+        raise UsageError(f"--tag {tag} is not an image name", hint="name:tag in lower case, such as team/qwen3:v1")
     loaded = recipes.read(path)
     locked = ensure_lock(context, loaded)
     fetch_all(context, locked, folder=path.parent)

@@ -39,7 +39,8 @@ def maker() -> Maker:
 
 def parse_lock(data: bytes, *, name: str) -> Lock:
     """A lock from its bytes; anything but a whole, untouched lock of this format is exit 3."""
-    again = f"make it again: kitbuild lock {name.removesuffix('.lock.json')}.yaml"
+    stem = name.removesuffix(".lock.json")
+    again = "make it again: kitbuild lock " + (f"{stem}.yaml" if stem != name else "RECIPE")
     try:
         fields = json.loads(data)
     except ValueError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -95,3 +95,16 @@ def test_local_file_that_is_gone(full: Context, recipe: Path) -> None:
     full.store.path(lock.datasets[0].tree.files[0].sha256).unlink()
     with pytest.raises(ResolveError, match=r"data\.jsonl .* is not in the store and has no upstream"):
         building.fetch(full, recipe, bundle=None, source=None)
+
+
+@pytest.mark.parametrize("tag", ["Bad:Tag:x", "UPPER", "a//b", "x:", "-a", ""])
+def test_a_tag_that_is_no_image_name(tag: str, tmp_path: Path) -> None:
+    """A wrong --tag is a usage error, before anything is read."""
+    with pytest.raises(UsageError, match="is not an image name"):
+        building.image(cast("Any", None), tmp_path / "absent.yaml", tag=tag, push=None, output=None)
+
+
+@pytest.mark.parametrize("tag", ["a", "team/qwen3:v1", "localhost:5000/a/b-c:1.0_x", "a__b"])
+def test_a_tag_that_is_an_image_name(tag: str) -> None:
+    """What Docker takes is taken."""
+    assert building.TAG.fullmatch(tag)
