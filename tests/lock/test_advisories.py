@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ FLCE = recipe(liger={"fused_linear_cross_entropy": True})
 
 
 def test_the_list() -> None:
-    """Every advisory has an id of its own, advice, and a source."""
+    """Every advisory has an id of its own, advice, and a source: an address, or a page of ours."""
     found = load_advisories()
     assert len({advisory.id for advisory in found}) == len(found)
     assert all(advisory.advice and advisory.source.startswith(("https://", "docs/")) for advisory in found)
