@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +32,17 @@ class Kitbuild:
     """The program in one environment: `kit("lock", recipe)` is the JSON of a success."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    within: tuple[str, ...] = ()
+    """Words before the command: a program that starts it."""
 
     def given(self, **variables: str | None) -> Kitbuild:
         """The same with other variables; None removes one."""
         joined = {**self.environ, **variables}
-        return Kitbuild(environ={key: value for key, value in joined.items() if value is not None})
+        return replace(self, environ={key: value for key, value in joined.items() if value is not None})
 
     def start(self, *arguments: object) -> Running:
         """Start it in a process group of its own, as a shell does."""
-        command = [sys.executable, "-m", "kitbuild", *map(str, arguments)]
+        command = [*self.within, sys.executable, "-m", "kitbuild", *map(str, arguments)]
         process = subprocess.Popen(
             command,
             env={**self.environ, "PYTHONPATH": str(CHECKOUT)},

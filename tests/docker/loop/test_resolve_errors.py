@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -144,36 +142,31 @@ def test_interrupted_while_the_hub_hangs(there: Kitbuild, hub: HubServer, tmp_pa
     assert there("lock", path)["changed"] is True
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
-    place = folder / "disk"
+def on_small_disk(kit: Kitbuild, place: Path, *, left: str) -> Kitbuild:
+    """The program with its store on a file system of 8 MB of which `left` is free, which ends with it."""
+    mount = f"mount -t tmpfs -o size=8m kitbuild-test {place} && head -c 8m /dev/zero >{place}/filler"
+    script = f'{{ {mount}; truncate -s -{left} {place}/filler; }} 2>/dev/null; exec "$@"'
+    alone = ("--mount",) if os.geteuid() == 0 else ("--user", "--map-root-user", "--mount")
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "kitbuild-test", place], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
+    return replace(kit.given(KITBUILD_HOME=str(place)), within=("unshare", *alone, "sh", "-c", script, "kitbuild"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
-def test_no_space(kit: Kitbuild, hub: HubServer, tmp_path: Path) -> None:
+def test_no_space(kit: Kitbuild, tmp_path: Path) -> None:
     """A store on a full disk is exit 4, names the store, and says what to do, whatever is to be written."""
     path = recipe(tmp_path / "recipe")
-    with small_disk(tmp_path) as disk:
-        full = kit.given(KITBUILD_HOME=str(disk), **hub.environment(tmp_path / "hf"))
-        no_base = full.fails(4, "image", path)
-        assert no_base["message"] == f"the store {disk} has 0.0 GB free, bootstrapping a base takes 1.5 GB"
-        assert not lock_path(path).exists()
-        kit("lock", path)
-        no_wheels = full.fails(4, "image", path)
-        assert f"GB are free in the store {disk}" in no_wheels["message"]
-        (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free))
-        no_byte = full.fails(4, "lock", recipe(tmp_path / "other"))
-        assert str(disk) in no_byte["message"]
-        for error in (no_base, no_wheels, no_byte):
-            assert "KITBUILD_HOME" in error["hint"]
-        assert list((disk / "work").iterdir()) == []
+    some, none = tmp_path / "some", tmp_path / "none"
+    roomy, full = on_small_disk(kit, some, left="6M"), on_small_disk(kit, none, left="0")
+    no_base = roomy.fails(4, "image", path)
+    assert no_base["message"] == f"the store {some} has 0.0 GB free, bootstrapping a base takes 1.5 GB"
+    no_byte = full.fails(4, "image", path)
+    assert str(none) in no_byte["message"]
+    assert not lock_path(path).exists()
+    kit("lock", path)
+    no_wheels = roomy.fails(4, "image", path)
+    assert f"GB are free in the store {some}" in no_wheels["message"]
+    for error in (no_base, no_byte, no_wheels):
+        assert "KITBUILD_HOME" in error["hint"]
+    assert list(some.iterdir()) == list(none.iterdir()) == []
 
 
 def test_store_that_cannot_be_written(kit: Kitbuild, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docker.loop.recipes import recipe
-from tests.docker.loop.stores import new_machine
+from tests.docker.loop.recipes import read_lock, recipe
 
 if TYPE_CHECKING:
     from kitbuild.store import Store
@@ -34,34 +33,32 @@ def test_no_engine(kit: Kitbuild, baseline: Baseline, tmp_path: Path) -> None:
     assert not runs.exists()
 
 
-def test_damaged_input_is_found_before_training(
-    kit: Kitbuild, baseline: Baseline, store: Store, tmp_path: Path
-) -> None:
+def test_damaged_input_is_found_before_training(kit: Kitbuild, store: Store, tmp_path: Path) -> None:
     """One flipped byte in the data that is mounted is exit 7, by name; nothing is trained; repaired, it runs."""
-    home = new_machine(store, tmp_path / "home", baseline.lock)
-    mine = kit.given(KITBUILD_HOME=str(home))
-    mine("fetch", baseline.recipe)
-    (file,) = baseline.lock.datasets[0].tree.files
-    blob = home / store.path(file.sha256).relative_to(store.root)
-    data = bytearray(blob.read_bytes())
-    data[len(data) // 2] ^= 1
+    path = recipe(tmp_path)
+    data = tmp_path / "data" / "commands-train.jsonl"
+    rows = data.read_bytes().splitlines(keepends=True)
+    spaces = b" " * int.from_bytes(os.urandom(2), "big")  # bytes that no other recipe has; JSON ignores them
+    data.write_bytes(b"".join((rows[0].rstrip(b"\n"), spaces, b"\n", *rows[1:])))
+    kit("fetch", path)
+    (file,) = read_lock(path).datasets[0].tree.files
+    blob = store.path(file.sha256)
+    damaged = bytearray(blob.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
     blob.chmod(0o644)
-    blob.write_bytes(data)
-    error = mine.fails(7, "run", baseline.recipe, "--out", tmp_path / "runs")
+    blob.write_bytes(damaged)
+
+    error = kit.fails(7, "run", path, "--out", tmp_path / "runs")
     assert error["message"].startswith("1 of ")
     assert error["message"].endswith(f"/inputs/data/0/{file.path}")
     assert [problem["file"] for problem in error["problems"]] == [f"/inputs/data/0/{file.path}"]
     run_dir = Path(error["run_dir"])
-    assert not (run_dir / "metrics.jsonl").exists() or not (run_dir / "metrics.jsonl").read_bytes()
-    assert not (run_dir / "model").exists() or not list((run_dir / "model").iterdir())
-    verdict = kit("compare", baseline.run_dir, run_dir, exit_code=9)
-    assert verdict["verdict"] == "NOT_COMPARABLE"
+    assert {"metrics.jsonl", "model"}.isdisjoint(item.name for item in run_dir.iterdir())
+    assert kit("compare", run_dir, run_dir, exit_code=9)["verdict"] == "NOT_COMPARABLE"
 
-    damaged = mine.fails(7, "store", "verify", "--repair")
-    assert len(damaged["problems"]) == 1
-    assert mine("store", "verify")["damaged"] == 0
-    again = mine("run", baseline.recipe, "--out", tmp_path / "runs")
-    assert kit("compare", baseline.run_dir, again["run_dir"])["verdict"] == "IDENTICAL"
+    assert file.sha256 in str(kit.fails(7, "store", "verify", "--repair")["problems"])
+    assert kit("store", "verify")["damaged"] == 0
+    assert kit("run", path, "--out", tmp_path / "runs")["exit_code"] == 0
 
 
 def test_out_of_memory(kit: Kitbuild, tmp_path: Path) -> None:
@@ -86,22 +83,21 @@ def test_run_directory_of_somebody_else(kit: Kitbuild, baseline: Baseline, tmp_p
     error = kit.fails(6, "run", baseline.recipe, "--out", blocked / "runs")
     assert error["message"].startswith(f"no run directory can be made in {blocked / 'runs'}: Not a directory")
     assert error["hint"] == "choose a place that you own with --out DIR"
-    if os.geteuid() != 0:
-        closed = tmp_path / "closed"
-        closed.mkdir(mode=0o500)
-        assert "Permission denied" in kit.fails(6, "run", baseline.recipe, "--out", closed)["message"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_resume_in_a_directory_of_somebody_else(kit: Kitbuild, baseline: Baseline, tmp_path: Path) -> None:
-    """A run directory that belongs to another user is exit 6 and names the owner."""
+    """A run directory that belongs to another user, or that may not be written, is exit 6 and says which."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for name in ("lock.json", "recipe.yaml"):
         (theirs / name).write_bytes((baseline.run_dir / name).read_bytes())
-    os.chown(theirs, 12345, 12345)
-    error = kit.fails(6, "run", baseline.recipe, "--resume", theirs)
-    assert error["message"] == f"the run directory {theirs} belongs to uid 12345, not to you (uid 0)"
+    if os.geteuid() == 0:
+        os.chown(theirs, 12345, 12345)
+        expected = f"the run directory {theirs} belongs to uid 12345, not to you (uid 0)"
+    else:  # only root can give a directory away
+        theirs.chmod(0o500)
+        expected = f"the run directory {theirs} is not writable"
+    assert kit.fails(6, "run", baseline.recipe, "--resume", theirs)["message"] == expected
 
 
 def test_wrong_calls(kit: Kitbuild, baseline: Baseline, tmp_path: Path) -> None:
