@@ -159,6 +159,10 @@ def _resumed(run_dir: Path, lock: Lock) -> Path:
             f"{run_dir} was started from another lock ({old.sha256[:12]}, the recipe's is {lock.sha256[:12]})",
             hint="restore that recipe and lock (they are in the run directory), or start a new run",
         )
+    from kitbuild.run.follow import read_json  # noqa: PLC0415 - only a resumed run needs it
+
+    if read_json(place / "exit.json").get("exit_code") == 0:  # the guest would write over what it recorded
+        raise UsageError(f"{run_dir} is finished: there is nothing to go on with", hint="start a new run")
     return archives.claim_run_dir(place, resume=True)
 
 

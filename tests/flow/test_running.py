@@ -129,6 +129,7 @@ def test_no_engine_is_told_before_a_directory_is_made(tmp_path: Path) -> None:
 def test_resume_needs_a_run_of_the_same_lock(tmp_path: Path) -> None:
     """Another lock's run, or what is no run, is refused; its own is taken as it is."""
     own = Run().write(tmp_path / "own")
+    (own / "exit.json").write_text('{"exit_code": 10}')
     assert running._resumed(own, LOCK) == own
     other = Run(lock=lock_body(target="cuda129")).write(tmp_path / "other")
     with pytest.raises(UsageError, match="was started from another lock"):
@@ -138,6 +139,15 @@ def test_resume_needs_a_run_of_the_same_lock(tmp_path: Path) -> None:
     (own / "lock.json").write_text("{")
     with pytest.raises(LockError, match="is not JSON"):
         running._resumed(own, LOCK)
+
+
+def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
+    """The guest would write "failed" over an archive that is complete: refused, and every byte stays."""
+    own = Run().write(tmp_path / "own")
+    before = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="is finished: there is nothing to go on with"):
+        running._resumed(own, LOCK)
+    assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
