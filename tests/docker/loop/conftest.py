@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import docker
+import docker.errors
 import pytest
 
+from kitbuild.errors import KitbuildError
+from kitbuild.image.assemble import default_tag
 from kitbuild.store import Store
 from tests.docker.loop.command import Kitbuild
-from tests.docker.loop.recipes import read_lock, recipe
+from tests.docker.loop.recipes import MADE, read_lock, recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +42,12 @@ class Baseline:
 
 
 @pytest.fixture(scope="session")
-def kit() -> Kitbuild:
+def kit(engine: docker.DockerClient) -> Iterator[Kitbuild]:
     """The program with the store that the caller's environment names, and no Hub of the caller's."""
-    return Kitbuild().given(HF_ENDPOINT=None, HF_TOKEN=None)
+    yield Kitbuild().given(HF_ENDPOINT=None, HF_TOKEN=None)
+    for path in MADE:
+        with contextlib.suppress(KitbuildError, OSError, docker.errors.APIError):
+            engine.images.remove(default_tag(read_lock(path)))
 
 
 @pytest.fixture(scope="session")

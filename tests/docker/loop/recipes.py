@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from typing import TYPE_CHECKING
 
 from kitbuild.lock.files import lock_path, parse_lock
@@ -17,6 +18,10 @@ TINY = CHECKOUT / "recipes" / "tiny-cpu.yaml"
 KERNELS = CHECKOUT / "tests" / "data" / "recipes" / "tiny-kernels.yaml"
 ATTENTION = "kernels-community/flash-attn2"
 LAYERS = "kernels-community/liger-kernels"
+OURS = f"# of the tests of process {uuid.uuid4().hex}\n"
+"""Makes our locks, and so our images, other ones than the user's and than those of a process beside us."""
+MADE: list[Path] = []
+"""Every recipe that was written, so that what became of it can be removed."""
 
 
 def recipe(folder: Path, source: Path = TINY, *, changed: dict[str, str] | None = None, data: bool = True) -> Path:
@@ -29,7 +34,8 @@ def recipe(folder: Path, source: Path = TINY, *, changed: dict[str, str] | None 
         assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {source.name}"
         text = text.replace(old, new)
     path = folder / source.name
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text + OURS, encoding="utf-8")
+    MADE.append(path)
     return path
 
 
