@@ -17,6 +17,7 @@ from kitbuild.store import Store
 
 
 def main() -> None:
+    """Lay the environment out and print the path of its Python."""
     context = Context(environ=os.environ, store=Store.open(os.environ), progress=Silent())
     loaded = recipes.read(Path(sys.argv[1]))
     lock = ensure_lock(context, loaded)
