@@ -64,7 +64,9 @@ def interrupted(running: Running, exit_code: int) -> dict[str, Any]:
 
 def containers(engine: docker.DockerClient, runs: Path) -> list[str]:
     names = {path.name for path in runs.glob("*")}
-    return [container.name for container in engine.containers.list(all=True, ignore_removed=True) if container.name in names]
+    return [
+        container.name for container in engine.containers.list(all=True, ignore_removed=True) if container.name in names
+    ]
 
 
 def test_stop_and_resume(kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path) -> None:
