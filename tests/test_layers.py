@@ -41,7 +41,7 @@ LONGER = {
     # Longer than a module should be, and no longer than this.
     "kitbuild/cli.py": 500,  # one short function a verb
     "kitbuild/base/registry.py": 340,
-    "kitbuild/guest/determinism.py": 320,  # a table
+    "kitbuild/guest/determinism.py": 325,  # a table
     "kitbuild/guest/train.py": 450,
     "kitbuild/lock/kernels.py": 365,
     "kitbuild/lock/wheels.py": 320,

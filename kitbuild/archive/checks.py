@@ -114,6 +114,14 @@ def _complete_problems(
         yield Problem(message="no tensor is listed", file=f"{path}/manifest.json", key="weights")
 
 
+def metrics_problems(source: Source, manifest: Manifest, data: bytes) -> Iterator[Problem]:
+    """A complete run whose metrics.jsonl is not, to the byte, what was written (an older kitbuild kept no digest)."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    if manifest.complete and manifest.results.metrics_sha256 not in (None, sha256):
+        text = f"sha256 is {sha256}, the manifest says {manifest.results.metrics_sha256}"
+        yield Problem(message=text, file=f"{source.path}/metrics.jsonl")
+
+
 def weight_problems(source: Source, manifest: Manifest) -> Iterator[Problem]:
     """Tensors in `model/` that are not the manifest's. An archive without `model/` carries digests only."""
     if not any(name.startswith("model/") for name in source.names()):

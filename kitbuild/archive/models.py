@@ -134,6 +134,7 @@ class Results(Open):
     evaluate: dict[str, Any] | None = None
     seconds: dict[str, float | str | None] = Field(default_factory=dict)
     tokens: int | None = None
+    metrics_sha256: str | None = None
 
 
 class Tensor(Open):

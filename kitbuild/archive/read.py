@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.archive.checks import document_problems, weight_problems
+from kitbuild.archive.checks import document_problems, metrics_problems, weight_problems
 from kitbuild.archive.documents import parse_exit, parse_lock, parse_manifest, parse_metrics
 from kitbuild.archive.models import MANIFEST_FORMAT, Exit, Manifest, Metrics
 from kitbuild.archive.source import Source, open_source, read_document
@@ -84,8 +84,10 @@ def _read(path: Path, *, weights: bool) -> Archive:
 
 
 def verify(archive: Archive) -> tuple[Problem, ...]:
-    """Everything wrong with it, weights included."""
-    return read(archive.path, weights=True).problems
+    """Everything wrong with it, weights and the bytes of the metrics included (a verdict compares their values)."""
+    again = read(archive.path, weights=True)
+    lines = read_document(again.source, "metrics.jsonl") or b""
+    return again.problems or tuple(metrics_problems(again.source, again.manifest, lines))
 
 
 def check(archive: Archive) -> None:

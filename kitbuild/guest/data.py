@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 KEY = "kit_record"
 HASHED = ("input_ids", "labels", "position_ids", "attention_mask")
+MESSAGES = ("messages", "conversations", "prompt", "completion")
 COLUMNS = ({"messages"}, {"prompt", "completion"}, {"conversations"}, {"text"})
 
 
@@ -21,12 +22,55 @@ def load(config: Config, dataset: Dataset) -> Any:
 
     folder = config.places.inputs / dataset.folder
     files = [str(folder / name) for name in dataset.data_files]
-    held = datasets.load_dataset(
-        dataset.format, data_files=files, split="train", cache_dir=str(config.places.cache / "datasets")
-    )
-    if not len(held):
+    try:
+        held = datasets.load_dataset(
+            dataset.format, data_files=files, split="train", cache_dir=str(config.places.cache / "datasets")
+        )
+    except StopIteration:
+        held = ()
+    except datasets.exceptions.DatasetGenerationError as error:
+        names = ", ".join(dataset.data_files[:3])
+        raise RunError(
+            f"{names} cannot be read as {dataset.format}: {_reason(error)}", hint="correct the file, then lock again"
+        ) from error
+    if len(held) == 0:
         raise RunError(f"{dataset.folder} has no rows", hint="look at the split that the recipe names")
+    _refuse_empty(held, dataset.folder, nulls=bool(config.train.get("assistant_only_loss")))
     return held
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what a library's own error hides."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _refuse_empty(rows: Any, name: str, *, nulls: bool) -> None:
+    """A conversation without a message fails in a library, without saying where; with `nulls`, one that is not there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for column, values in _conversations(rows):
+        lengths = pc.fill_null(pc.list_value_length(values), 0 if nulls else 1)
+        index = pc.index(lengths, pa.scalar(0, lengths.type)).as_py()
+        if index >= 0:
+            raise RunError(
+                f"{name}: row {index + 1} has no {column}", hint="correct or remove that row, then lock again"
+            )
+
+
+def _conversations(rows: Any) -> list[tuple[str, Any]]:
+    """The columns that are lists of messages, as Arrow has them."""
+    import pyarrow as pa
+
+    columns = [(name, rows.data.column(name)) for name in MESSAGES if name in rows.column_names]
+    return [(name, values) for name, values in columns if pa.types.is_list(values.type)]
+
+
+def conversational(rows: Any) -> bool:
+    """Whether a chat template is needed to make text of a row."""
+    return bool(_conversations(rows))
 
 
 def training_rows(config: Config) -> Any:

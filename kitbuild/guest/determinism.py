@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ALWAYS, STRICT, CUDA, STRICT_CUDA = "always", "strict", "cuda", "strict cuda"
 TORCH_NOTES = "https://docs.pytorch.org/docs/stable/notes/randomness.html"
+TORCH_VARIABLES = "https://docs.pytorch.org/docs/stable/cuda_environment_variables.html"
+ONEDNN_NOTES = "https://uxlfoundation.github.io/oneDNN/dev_guide_attributes_fpmath_mode.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,8 @@ TABLE: tuple[Setting, ...] = (
         "https://github.com/huggingface/kernels",
     ),
     _set("LOCAL_KERNELS", None, ALWAYS, "silently replaces pinned kernels", "https://github.com/huggingface/kernels"),
+    _set("ONEDNN_DEFAULT_FPMATH_MODE", None, ALWAYS, "float32 products stay float32", ONEDNN_NOTES),
+    _set("DNNL_DEFAULT_FPMATH_MODE", None, ALWAYS, "likewise, by its old name", ONEDNN_NOTES),
     _set(
         "WANDB_MODE",
         "offline",
@@ -138,6 +142,7 @@ TABLE: tuple[Setting, ...] = (
         "no library switches TF32 on by itself",
         "https://docs.nvidia.com/deeplearning/frameworks/tensorflow-user-guide/index.html#tf_32",
     ),
+    _set("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None, CUDA, "likewise in cuBLAS, whatever the code says", TORCH_VARIABLES),
     _set(
         "CUBLAS_WORKSPACE_CONFIG",
         ":4096:8",

@@ -25,7 +25,9 @@ RECORDED = (
     "PYTHONHASHSEED",
     "ATEN_CPU_CAPABILITY",
     "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
     "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
     "CUDA_VISIBLE_DEVICES",
     "LD_PRELOAD",
 )
@@ -145,6 +147,11 @@ def fingerprint(digests: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
+def metrics_digest(path: Path) -> str | None:
+    """Digest of metrics.jsonl as it was written."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
 def content_digest(config: Config) -> str | None:
     """Digest of content.json: the image's own list of its files."""
     path = config.places.kit / "content.json"
@@ -182,6 +189,7 @@ def write(config: Config, parts: dict[str, Any]) -> None:
             "loss_first": lines[0]["loss"] if lines else None,
             "loss_last": lines[-1]["loss"] if lines else None,
             "tokens": sum(line["tokens"] for line in lines),
+            "metrics_sha256": metrics_digest(config.places.out / "metrics.jsonl"),
             "evaluate": None,
             "seconds": {},
             **results,

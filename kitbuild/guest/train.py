@@ -168,13 +168,17 @@ class Worker:
             "content_sha256": config.raw["content_sha256"],
             "evaluate_before": None,
         }
+        rows = data.training_rows(config)
+        if data.conversational(rows) and not tokenizer.chat_template:
+            text = "the data are conversations and the tokenizer has no chat template"
+            raise RunError(text, hint="name one with model.chat_template")
         recorder = Recorder(
             metrics=record.Metrics(config.places.out / "metrics.jsonl"),
             stop=self.stop, progress=self.progress, kept=held, first=self.rank == 0, started=self.started,
         )  # fmt: skip
         trainer = KitTrainer(
             recorder=recorder, tracked=bool(config.recipe.get("track")), model=model, args=args,
-            train_dataset=data.training_rows(config), processing_class=tokenizer, peft_config=peft,
+            train_dataset=rows, processing_class=tokenizer, peft_config=peft,
         )  # fmt: skip
         if config.recipe.get("liger"):
             trainer.add_callback(LigerPatched())

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 CHUNK_BYTES = 32 << 20
-OVERRIDE = "LOCAL_KERNELS"
+OVERRIDES = {
+    # https://github.com/huggingface/kernels (load.py)
+    "LOCAL_KERNELS": "would replace the locked kernels",
+    # https://docs.python.org/3/using/cmdline.html#envvar-PYTHONPATH, https://man7.org/linux/man-pages/man8/ld.so.8.html
+    "PYTHONPATH": "would put code that nobody locked before the locked packages",
+    "LD_PRELOAD": "would put code that nobody locked into every process",
+}
 
 
 class Verification:
@@ -27,7 +33,7 @@ class Verification:
 
     def __init__(self, config: Config, environ: dict[str, str]) -> None:
         self._config = config
-        self._early = list(_overrides(environ))
+        self._early = list(_overrides(config, environ))
         expected, links, problems = expectations(config)
         self._early += problems
         self._early += list(_link_problems(config, links))
@@ -92,15 +98,22 @@ def _below(root: Path, name: str) -> str:
     return name if str(root) == "/" else f"{root}{name}"
 
 
-def _locked_files(config: Config) -> Iterator[tuple[Path, dict[str, Any]]]:
-    inputs, raw = config.places.inputs, config.raw
-    model = raw["model"]
+def _input_trees(config: Config) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """Folder and locked files of each input."""
+    raw, model = config.raw, config.raw["model"]
     trees = [("model", model["weights"]), ("tokenizer", model["tokenizer"]), ("evaluate", raw.get("evaluate"))]
     trees += [(f"data/{index}", item) for index, item in enumerate(raw["datasets"])]
     for name, held in trees:
-        tree = held.get("tree", held) if held else {"files": ()}
-        for item in tree["files"]:
-            yield inputs / name, item
+        if held:
+            yield config.places.inputs / name, held.get("tree", held)["files"]
+
+
+def _locked_files(config: Config) -> Iterator[tuple[Path, dict[str, Any]]]:
+    inputs, raw = config.places.inputs, config.raw
+    model = raw["model"]
+    for folder, items in _input_trees(config):
+        for item in items:
+            yield folder, item
     if model["chat_template"]:
         yield inputs, {**model["chat_template"], "path": "chat_template.jinja"}
     for kernel, item in zip(config.kernels, raw["kernels"], strict=True):
@@ -108,11 +121,12 @@ def _locked_files(config: Config) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield config.places.kernels / kernel.snapshot, file
 
 
-def _overrides(environ: dict[str, str]) -> Iterator[Problem]:
-    if environ.get(OVERRIDE):
-        # It silently replaces every pinned kernel: https://github.com/huggingface/kernels (load.py).
-        text = f"{OVERRIDE} is set and would replace the locked kernels"
-        yield Problem(message=text, key=OVERRIDE, hint=f"unset {OVERRIDE}")
+def _overrides(config: Config, environ: dict[str, str]) -> Iterator[Problem]:
+    """Variables that bring in what is not locked. Without a container, kitbuild itself starts the guest by a path."""
+    in_image = config.locked and config.engine != "local"
+    for name, what in OVERRIDES.items():
+        if environ.get(name) and (in_image or name == "LOCAL_KERNELS"):
+            yield Problem(message=f"{name} is set and {what}", key=name, hint=f"unset {name}")
 
 
 def _link_problems(config: Config, links: dict[str, str]) -> Iterator[Problem]:
@@ -130,11 +144,15 @@ def _extra_files(config: Config, expected: Iterable[str], links: dict[str, str])
     known.add(str(places.kit / "content.json"))
     if not (places.kit / "content.json").exists():
         return
-    for top in (places.kit, places.root / "opt" / "kit"):
-        for folder, _, names in os.walk(top):
+    # A library reads what lies beside a model: adapter_config.json, chat_template.jinja. It skips hidden files.
+    inputs = [folder for folder, _ in _input_trees(config)]
+    for top in (places.kit, places.root / "opt" / "kit", *inputs):
+        for folder, below, names in os.walk(top):
+            hidden = "." if top in inputs else "\0"
+            below[:] = [name for name in below if not name.startswith(hidden)]
             for name in names:
                 path = f"{folder}/{name}"
-                if path not in known:
+                if path not in known and not name.startswith(hidden):
                     yield Problem(message="is in no lock", file=places.shown(Path(path)), hint="build the image again")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kitbuild.archive import read, verify
 from kitbuild.archive.checks import data_fingerprint
 from kitbuild.archive.documents import parse_metrics
 from kitbuild.archive.models import Tensor
+from kitbuild.compare import compare
 from kitbuild.guest import manifest, record
-from tests.archive.factory import default_weights, metrics_line, safetensors, sha256
+from tests.archive.factory import Run, default_weights, metrics_line, safetensors, sha256
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +32,24 @@ def test_a_line_that_the_guest_appends_is_read(tmp_path: Path) -> None:
     steps, problems, truncated = parse_metrics((tmp_path / "metrics.jsonl").read_bytes(), file="m")
     assert [line.loss for line in steps] == [(0.1).hex(), "nan", "inf", "-0x0.0p+0"]
     assert (problems, truncated) == ((), False)
+
+
+def test_an_edited_step_does_not_verify(tmp_path: Path) -> None:
+    """A loss that was edited in a middle step does not verify; a verdict still says which step differs."""
+    whole = Run().write(tmp_path / "whole")
+    run = Run()
+    run.manifest = {
+        "results": run.body()["results"] | {"metrics_sha256": manifest.metrics_digest(whole / "metrics.jsonl")}
+    }
+    edited = run.write(tmp_path / "edited")
+    assert verify(read(edited)) == ()
+    text = (edited / "metrics.jsonl").read_text()
+    (edited / "metrics.jsonl").write_text(text.replace((3.0 - 3 / 8).hex(), (3.0).hex()))
+    (problem,) = verify(read(edited))
+    assert "metrics.jsonl: sha256 is" in str(problem)
+    verdict = compare(read(whole), read(edited, weights=True))
+    assert (verdict.verdict, verdict.first_difference and verdict.first_difference.step) == ("DIFFERENT", 3)
+    assert manifest.metrics_digest(tmp_path / "none") is None
 
 
 def test_both_sides_take_the_same_tensor_digests(tmp_path: Path) -> None:

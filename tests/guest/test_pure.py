@@ -77,6 +77,33 @@ def test_every_difference_at_once(build: Callable[..., Root]) -> None:
     assert found["/opt/kit/lib/extra.py"] == "is in no lock"
 
 
+@pytest.mark.parametrize("name", ["tokenizer/added_tokens.json", "data/0/more/chats.jsonl"])
+def test_extra_input_is_found(build: Callable[..., Root], name: str) -> None:
+    """What a library would read beside the locked inputs is refused; a hidden file is nobody's input."""
+    root = build()
+    hidden = root.path / "inputs/tokenizer/.cache/note"
+    hidden.parent.mkdir()
+    hidden.write_text("")
+    verify(root)
+    extra = root.path / "inputs" / name
+    extra.parent.mkdir(exist_ok=True)
+    extra.write_text("{}")
+    with pytest.raises(VerificationError) as caught:
+        verify(root)
+    assert [(problem.file, problem.message) for problem in caught.value.problems] == [
+        (f"/inputs/{name}", "is in no lock")
+    ]
+
+
+def test_code_from_outside_is_refused_in_a_container(build: Callable[..., Root]) -> None:
+    """PYTHONPATH and LD_PRELOAD bring code that nobody locked; without a container kitbuild sets the path itself."""
+    root = build()
+    for name in ("PYTHONPATH", "LD_PRELOAD"):
+        with pytest.raises(VerificationError, match=f"{name} is set"):
+            verify(root, KIT_ENGINE="docker", **{name: "/evil"})
+        verify(root, **{name: "/evil"})
+
+
 def test_links_are_compared(build: Callable[..., Root]) -> None:
     """A link of the image that points elsewhere is a difference."""
     root = build()

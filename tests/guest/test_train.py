@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -9,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kitbuild.guest.config import content_sha256
 from tests.guest.root import ATTENTION, ATTENTION_COMMIT, LAYERS, recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.guest.conftest import Guest, Run
+    from tests.guest.root import Root
 
 pytestmark = pytest.mark.train
 EVALUATE = {"dataset": {"path": "heldout.jsonl"}, "examples": 6, "batch": 4, "max_new_tokens": 6}
@@ -235,6 +240,68 @@ def test_resume_without_a_checkpoint(guest: Guest) -> None:
     guest.build(**PLAIN)
     run = guest.run(environ={"KIT_RESUME": "1"})
     assert (run.rc, run.exit["message"]) == (6, "there is no whole checkpoint to resume from")
+
+
+GENERATION: dict[str, Any] = {**PLAIN, "train": {**TRAIN, "assistant_only_loss": True}, "model": ASSISTANT}
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        ('{"messages": [{"role"\n', PLAIN, "chats.jsonl cannot be read as json: "),
+        ("", PLAIN, "data/0 has no rows"),
+        ('{"messages": []}\n', PLAIN, "data/0: row 25 has no messages"),
+        ('{"text": "plain"}\n', GENERATION, "data/0: row 25 has no messages"),
+    ],
+)
+def test_bad_rows_are_told(guest: Guest, rows: str, changes: dict[str, Any], message: str) -> None:
+    """Rows that no library can use are exit 6, with the file or the row, where a library says IndexError."""
+    guest.build(**changes)
+    replace_data(guest, lambda held: held + rows if rows else "")
+    run = guest.run()
+    assert (run.rc, run.exit["message"][: len(message)]) == (6, message)
+
+
+def test_no_chat_template(guest: Guest) -> None:
+    """Conversations without a chat template are exit 6 and say which key of the recipe helps."""
+    root = guest.build(**PLAIN)
+    for path in (root.path / "inputs").glob("*/chat_template.jinja"):
+        path.unlink()
+    for path in (root.path / "inputs").glob("*/tokenizer_config.json"):
+        held = json.loads(path.read_bytes())
+        held.pop("chat_template", None)
+        path.write_text(json.dumps(held))
+    relock(root)
+    run = guest.run()
+    assert (run.rc, run.exit["message"]) == (6, "the data are conversations and the tokenizer has no chat template")
+    assert "model.chat_template" in run.exit["hint"]
+
+
+def replace_data(guest: Guest, change: Callable[[str], str]) -> None:
+    path = guest.root.path / "inputs/data/0/chats.jsonl"
+    path.write_text(change(path.read_text()))
+    relock(guest.root)
+
+
+def relock(root: Root) -> None:
+    """Make the lock say what is there."""
+    lock = json.loads((root.path / "kit/lock.json").read_bytes())
+    trees = [("data/0", lock["datasets"][0]["tree"])]
+    trees += [(name, lock["model"][part]) for name, part in (("model", "weights"), ("tokenizer", "tokenizer"))]
+    for folder, tree in trees:
+        files = [root.path / "inputs" / folder / item["path"] for item in (tree or {"files": ()})["files"]]
+        for item, path in list(zip((tree or {"files": ()})["files"], files, strict=True)):
+            if not path.exists():
+                tree["files"].remove(item)
+                continue
+            data = path.read_bytes()
+            item |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    lock["content_sha256"] = content_sha256(lock)
+    data = json.dumps(lock).encode()
+    (root.path / "kit/lock.json").write_bytes(data)
+    listing = json.loads((root.path / "kit/content.json").read_bytes())
+    listing["files"]["/kit/lock.json"] = hashlib.sha256(data).hexdigest()
+    (root.path / "kit/content.json").write_text(json.dumps(listing))
 
 
 def wait_for(condition: Any, run: Run) -> None:
