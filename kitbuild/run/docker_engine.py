@@ -133,7 +133,7 @@ def _is_followed(run_dir: Path) -> bool:
 def remove_abandoned(client: docker.DockerClient) -> None:
     """Remove ended containers whose kitbuild was killed. One that still trains is left alone: its archive counts."""
     with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
-        wanted = {"label": RUN_LABEL, "status": list(ENDED)}
+        wanted: dict[str, str | list[str] | bool] = {"label": RUN_LABEL, "status": list(ENDED)}
         for container in client.containers.list(all=True, ignore_removed=True, filters=wanted):
             if not _is_followed(Path(container.labels[RUN_LABEL])):
                 container.remove()
