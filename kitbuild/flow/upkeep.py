@@ -67,8 +67,11 @@ def stack() -> Result:
 
 
 def store_verify(context: Context, *, repair: bool) -> Result:
-    """Hash every blob; exit 7 where one is not what its name says."""
+    """Hash every blob, and what local runs start from; exit 7 where one is not what it should be."""
+    from kitbuild.image.local import damaged  # noqa: PLC0415 - beside its one use
+
     problems = verify(context.store, progress=context.progress, repair=repair)
+    problems += damaged(context.store, progress=context.progress, repair=repair)
     if problems:
         raise VerificationError(f"{len(problems)} files in the store are damaged", problems=problems)
     return Result(fields={"damaged": 0}, lines=("every file in the store is what its name says",))

@@ -15,7 +15,7 @@ from kitbuild.image.config import image_config, image_manifest
 from kitbuild.image.content import CONTENT, Listing, Part, parts
 from kitbuild.image.entries import Entry
 from kitbuild.image.layers import make_layers
-from kitbuild.image.models import Base, Image
+from kitbuild.image.models import Base, Image, refuse_damaged
 from kitbuild.lock.files import check_maker
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def write_oci(image: Image, path: Path) -> None:
     """An archive that `docker load` and tools for the OCI image layout read; complete or not there."""
     part = path.with_name(f".{path.name}.part")
     try:
+        refuse_damaged(image.layers)
         write_archive(
             part,
             config=image.config,

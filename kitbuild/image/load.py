@@ -14,7 +14,7 @@ from kitbuild.base.oci import CHUNK_BYTES, write_archive
 from kitbuild.errors import ImageError
 from kitbuild.image.config import image_manifest
 from kitbuild.image.engine import engine_error, engine_errors
-from kitbuild.image.models import Base, Image, Loaded
+from kitbuild.image.models import Base, Image, Loaded, refuse_damaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +135,7 @@ def _send(
     except _FAILURES:
         if omit:
             return None
+        refuse_damaged(image.layers)
         raise
     return sent
 

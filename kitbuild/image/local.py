@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kitbuild.errors import ImageError
+from kitbuild.errors import ImageError, Problem
 from kitbuild.image.assemble import check_inputs, content_json, with_content
 from kitbuild.image.content import GUEST, Listing, parts
 from kitbuild.image.entries import Entry, Link, Reader, folders, merge
@@ -23,6 +23,7 @@ from kitbuild.image.layers import nodes
 from kitbuild.image.wheels import PREFIX
 from kitbuild.lock.files import LAYOUT
 from kitbuild.lock.models import canonical
+from kitbuild.store import sha256_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,6 +78,35 @@ def materialise(
             Link(path=PREFIX, target=str(environment / PREFIX[1:])),
         ],
     )
+
+
+def damaged(store: Store, *, progress: Progress, repair: bool) -> tuple[Problem, ...]:
+    """Environments that are not what was laid out; with `repair` they are removed, and made again when needed."""
+    found = []
+    folders = sorted((store.root / "envs").glob("[!.]*"))
+    with progress.activity("Verifying the environments", total=float(len(folders)), unit="folders") as advance:
+        for folder in folders:
+            wrong = _wrong(folder, store.record(_KIND, folder.name) or {})
+            if wrong is not None:
+                hint = "removed; the next run makes it again" if repair else "run `kitbuild store verify --repair`"
+                found.append(Problem(message=f"{wrong} is not what was laid out", file=str(folder), hint=hint))
+                if repair:
+                    shutil.rmtree(folder)
+            advance(1)
+    return tuple(found)
+
+
+def _wrong(folder: Path, record: Mapping[str, Mapping[str, str]]) -> str | None:
+    """The first path that is not as recorded (without a record, nothing uses the folder)."""
+    for name, target in record.get("links", {}).items():
+        place = folder / name[1:]
+        if not place.is_symlink() or str(place.readlink()) != target:
+            return name
+    for name, sha256 in record.get("files", {}).items():
+        place = folder / name[1:]
+        if not place.is_file() or sha256_file(place)[0] != sha256:
+            return name
+    return None
 
 
 def find_python(locked: str, environ: Mapping[str, str]) -> Path:

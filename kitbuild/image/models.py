@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Self
 
 from kitbuild.base import bases
 from kitbuild.base.oci import digest_of
+from kitbuild.errors import VerificationError
+from kitbuild.store import sha256_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from kitbuild.base.models import LockedBase
@@ -76,3 +79,13 @@ class Loaded:
     engine_id: str
     reused: tuple[str, ...]
     sent_bytes: int
+
+
+def refuse_damaged(layers: Iterable[Layer]) -> None:
+    """Exit 7 where a layer in the store is not what its name says."""
+    for layer in layers:
+        if sha256_file(layer.path)[0] != layer.digest.removeprefix("sha256:"):
+            raise VerificationError(
+                f"layer {layer.name} in the store is damaged ({layer.path})",
+                hint="remove it with `kitbuild store verify --repair`, and try again",
+            )

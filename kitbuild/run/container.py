@@ -82,7 +82,10 @@ class ContainerSpec:
             words += ["--gpus", "all"]
         for mount in self.mounts:
             readonly = ",readonly" if mount.read_only else ""
-            words += ["--mount", f"type=bind,source={mount.host},target={mount.container}{readonly}"]
+            source = f"source={mount.host}"
+            if {",", '"'} & set(source):  # the value of --mount is one line of CSV
+                source = '"' + source.replace('"', '""') + '"'
+            words += ["--mount", f"type=bind,{source},target={mount.container}{readonly}"]
         for key, value in sorted(self.environment.items()):
             words += ["-e", f"{key}={value}"]
         return [*words, self.image, *self.command]

@@ -121,8 +121,10 @@ def raise_for(code: int, process: Process, run_dir: Path, *, stop: Stop | None =
     if told.get("exit_code") != code:
         raise RunError(f"the run was killed or crashed (exit code {code}) before it could say why", hint=where)
     problems = [Problem(**_known(problem)) for problem in told.get("problems") or []]
-    kind = _ERRORS.get(code, RunError)
-    raise kind(str(told.get("message") or "the run failed"), hint=told.get("hint") or where, problems=problems)
+    kind, hint = _ERRORS.get(code, RunError), told.get("hint") or where
+    if kind is VerificationError and any(problem.file for problem in problems):
+        hint = "nothing was trained; remove what is damaged with `kitbuild store verify --repair`, and run again"
+    raise kind(str(told.get("message") or "the run failed"), hint=hint, problems=problems)
 
 
 def _nothing_done(code: int, told: dict[str, Any]) -> bool:

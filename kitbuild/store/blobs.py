@@ -19,6 +19,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 CHUNK_BYTES = 1 << 20
+_DIGEST = re.compile(rb"[0-9a-f]{64}")
 
 
 def sha256_file(path: Path) -> tuple[str, int]:
@@ -179,15 +181,20 @@ class Store:
         return target
 
     def record(self, kind: str, key: str) -> Any:
-        """A fact written earlier, or None."""
+        """A fact written earlier, or None; a damaged one is none."""
         try:
-            return json.loads((self.root / "records" / kind / key).read_bytes())
+            data = (self.root / "records" / kind / key).read_bytes()
+            body, _, digest = data.rstrip(b"\n").rpartition(b"\n")
+            if not _DIGEST.fullmatch(digest):  # of a kitbuild that wrote no digest
+                return json.loads(data)
+            return json.loads(body) if hashlib.sha256(body).hexdigest().encode() == digest else None
         except (FileNotFoundError, ValueError):
             return None
 
     def write_record(self, kind: str, key: str, value: object) -> None:
-        """Write a fact that can be made again."""
-        data = json.dumps(value, indent=1, sort_keys=True).encode()
+        """Write a fact that can be made again, and a last line with its digest."""
+        body = json.dumps(value, indent=1, sort_keys=True).encode()
+        data = b"%s\n%s\n" % (body, hashlib.sha256(body).hexdigest().encode())
         with space_errors(self.root):
             write_atomically(self.root / "records" / kind / key, data)
 

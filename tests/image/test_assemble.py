@@ -257,6 +257,18 @@ def test_another_recipe_is_refused(store: Store) -> None:
         assemble(make_lock(store), recipe=b"other", store=store, compiler=COMPILER, progress=Silent())
 
 
+def test_a_damaged_layer_is_not_written(store: Store, tmp_path: Path) -> None:
+    """A layer whose bytes changed in the store is exit 7 and no archive, where a tool would fail only much later."""
+    image = build(make_lock(store), store)
+    path = image.layers[-1].path
+    path.chmod(0o644)
+    data = path.read_bytes()
+    path.write_bytes(data[:600] + bytes([data[600] ^ 1]) + data[601:])
+    with pytest.raises(VerificationError, match="in the store is damaged"):
+        write_oci(image, tmp_path / "a.tar")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["store"]
+
+
 def test_archive_is_written_whole_or_not_at_all(store: Store, tmp_path: Path) -> None:
     """`write_oci` gives the same bytes twice, with the layers' digests as names, and leaves nothing half done."""
     image = build(make_lock(store), store)

@@ -14,7 +14,7 @@ import pytest
 
 from kitbuild.errors import ImageError
 from kitbuild.image import HostCompiler, materialise
-from kitbuild.image.local import find_python
+from kitbuild.image.local import damaged, find_python
 from kitbuild.progress import Silent
 from tests.image.kit import RECIPE, SITE, locked_wheel, make_kernel, make_lock, make_wheel, new_store
 
@@ -83,6 +83,27 @@ def test_nothing_half_made(store: Store) -> None:
         make(make_lock(store, tuple(locked_wheel(store, *wheel) for wheel in wheels)), store)
     assert not (store.root / "envs").exists()
     assert list((store.root / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", ["byte", "missing", "link"])
+def test_a_damaged_environment_is_found_and_made_again(store: Store, harm: str) -> None:
+    """A changed or missing file, or a link that leads elsewhere, is told, removed on request, and laid out anew."""
+    root = make(make_lock(store), store)
+    assert damaged(store, progress=Silent(), repair=False) == ()
+    kit = (root / "opt/kit").resolve()
+    victim = kit / ("bin/python" if harm == "link" else "pyvenv.cfg")
+    content = victim.read_bytes()
+    victim.unlink()
+    if harm == "byte":
+        victim.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    elif harm == "link":
+        victim.symlink_to("/bin/false")
+    (problem,) = damaged(store, progress=Silent(), repair=False)
+    assert f"{victim.name} is not what was laid out" in str(problem)
+    assert len(damaged(store, progress=Silent(), repair=True)) == 1
+    assert make(make_lock(store), store) == root
+    assert victim.read_bytes() == content
+    assert damaged(store, progress=Silent(), repair=False) == ()
 
 
 def test_python_of_another_version(store: Store) -> None:
