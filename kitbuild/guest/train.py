@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -416,7 +417,8 @@ def classify(error: BaseException) -> KitbuildError:
         return RecipeError(
             f"determinism: strict cannot be kept: {first}", hint="another attention or layer, or determinism: record"
         )
-    if isinstance(error, OSError) and error.errno == 28:  # noqa: PLR2004 - ENOSPC
+    # safetensors and torch tell it in words of their own.
+    if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left on device" in text:
         return RunError(
             "no space left on the device while training", hint="free space for the run directory, then resume"
         )

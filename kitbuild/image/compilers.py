@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import tarfile
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import ImageError
@@ -89,7 +91,23 @@ class ContainerCompiler:
         (work / "in.tar").unlink()
         chunks, _ = container.get_archive(f"/{_FOLDER}/out")
         with tarfile.open(fileobj=ChunkStream(chunks), mode="r|") as archive:
-            archive.extractall(work, filter="data")
+            unpack_files(archive, work)
+
+
+def unpack_files(archive: tarfile.TarFile, folder: Path) -> None:
+    """Regular files, below `folder` only. (`extractall` has no filter before Python 3.11.4, and Debian 12 has 3.11.2.)"""
+    for member in archive:
+        name = PurePosixPath(member.name)
+        if not member.isfile():
+            continue
+        if name.is_absolute() or ".." in name.parts:
+            raise ImageError(f"the compiler's container gave a file outside its folder: {member.name}")
+        stream = archive.extractfile(member)
+        assert stream is not None, "a regular file has bytes"  # noqa: S101 - for us
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            shutil.copyfileobj(stream, file)
 
 
 def _pack(work: Path, stream: Any) -> None:

@@ -114,7 +114,8 @@ class Store:
         lock = filelock.FileLock(self.root / "locks" / f"{name}.lock")
         while True:
             try:
-                lock.acquire(timeout=-1 if stopped is None else 0.5)
+                with space_errors(self.root):
+                    lock.acquire(timeout=-1 if stopped is None else 0.5)
                 break
             except filelock.Timeout:
                 if stopped and stopped():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
+import filelock
 import pytest
+
+from kitbuild.errors import ResolveError
 
 if TYPE_CHECKING:
     from kitbuild.store import Store
@@ -33,6 +37,17 @@ def test_each_flipped_bit_is_found(store: Store) -> None:
     for size in range(len(whole) - 1):
         path.write_bytes(whole[:size])
         assert store.record("layers", "key") in (None, VALUE), size
+
+
+def test_a_lock_file_of_somebody_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that another user (or sudo) wrote is told as such, not as a bug."""
+
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    with pytest.raises(ResolveError, match="cannot be written: Permission denied"), store.making("a thing"):
+        pass
 
 
 def test_a_record_without_a_digest_is_read(store: Store) -> None:
