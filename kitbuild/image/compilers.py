@@ -95,7 +95,7 @@ class ContainerCompiler:
 
 
 def unpack_files(archive: tarfile.TarFile, folder: Path) -> None:
-    """Regular files, below `folder` only. (`extractall` has no filter before Python 3.11.4, and Debian 12 has 3.11.2.)"""
+    """Regular files, below `folder` only (`extractall` has no filter before Python 3.11.4; Debian 12 has 3.11.2)."""
     for member in archive:
         name = PurePosixPath(member.name)
         if not member.isfile():
