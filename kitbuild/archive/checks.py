@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kitbuild.archive.documents import parse_json
 from kitbuild.archive.safetensors import same_dtype, tensors
+from kitbuild.archive.source import BLOB_PREFIX
 from kitbuild.errors import Problem
 
 if TYPE_CHECKING:
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kitbuild.archive.models import Exit, Manifest, Metrics, Tensor
-    from kitbuild.archive.source import Source
+    from kitbuild.archive.source import KitTar, Source
 
+CHUNK_BYTES = 1 << 20
 Found = dict[str, tuple[str, "Tensor"]]
 
 
@@ -120,6 +122,17 @@ def metrics_problems(source: Source, manifest: Manifest, data: bytes) -> Iterato
     if manifest.complete and manifest.results.metrics_sha256 not in (None, sha256):
         text = f"sha256 is {sha256}, the manifest says {manifest.results.metrics_sha256}"
         yield Problem(message=text, file=f"{source.path}/metrics.jsonl")
+
+
+def blob_problems(tar: KitTar) -> Iterator[Problem]:
+    """Carried files that are not what their name says."""
+    for sha256 in tar.blobs():
+        digest = hashlib.sha256()
+        with tar.open_member(BLOB_PREFIX + sha256) as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                digest.update(chunk)
+        if digest.hexdigest() != sha256:
+            yield Problem(message=f"sha256 is {digest.hexdigest()}", file=f"{tar.path}/{BLOB_PREFIX}{sha256}")
 
 
 def weight_problems(source: Source, manifest: Manifest) -> Iterator[Problem]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.archive.checks import document_problems, metrics_problems, weight_problems
+from kitbuild.archive.checks import blob_problems, document_problems, metrics_problems, weight_problems
 from kitbuild.archive.documents import parse_exit, parse_lock, parse_manifest, parse_metrics
 from kitbuild.archive.models import MANIFEST_FORMAT, Exit, Manifest, Metrics
-from kitbuild.archive.source import Source, open_source, read_document
+from kitbuild.archive.source import KitTar, Source, open_source, read_document
 from kitbuild.errors import Problem, UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -84,10 +84,11 @@ def _read(path: Path, *, weights: bool) -> Archive:
 
 
 def verify(archive: Archive) -> tuple[Problem, ...]:
-    """Everything wrong with it, weights and the bytes of the metrics included (a verdict compares their values)."""
+    """Everything wrong with it: weights, carried files and the bytes of the metrics too (a verdict compares values)."""
     again = read(archive.path, weights=True)
     lines = read_document(again.source, "metrics.jsonl") or b""
-    return again.problems or tuple(metrics_problems(again.source, again.manifest, lines))
+    found = again.problems or tuple(metrics_problems(again.source, again.manifest, lines))
+    return (*found, *blob_problems(again.source)) if isinstance(again.source, KitTar) else found
 
 
 def check(archive: Archive) -> None:

@@ -47,6 +47,7 @@ _KERNEL = re.compile(
     r"^(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?(?::(?P<member>[A-Za-z_]\w*))?$",
     re.ASCII,
 )
+_USER = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@")
 
 
 class RefusedError(ValueError):
@@ -107,6 +108,16 @@ def layer_kernel(value: str) -> str:
         raise RefusedError(
             f"{value} does not name a revision and a layer",
             f"write {reference.repo}@{reference.revision or 'v1'}:{reference.member or 'LayerName'}, say",
+        )
+    return value
+
+
+def without_password(value: str) -> str:
+    """An address in a recipe is copied into the lock, the image and the archive."""
+    if _USER.match(value):
+        raise RefusedError(
+            "the address has a user or password in it",
+            "take it out; put it in ~/.netrc, or in UV_INDEX beside the name",
         )
     return value
 

@@ -25,6 +25,7 @@ from kitbuild.recipe.kinds import (
     attention_kernel,
     layer_kernel,
     power_of_two,
+    without_password,
 )
 
 __all__ = [
@@ -178,7 +179,8 @@ class Image(Closed):
         tuple[GpuArch, ...], Field(description="compute capabilities where it will run; kernels are checked for them")
     ] = ()
     indexes: Annotated[
-        dict[PackageName, Text], Field(description="package indexes by name; the lock keeps the name only")
+        dict[PackageName, Annotated[Text, AfterValidator(without_password)]],
+        Field(description="package indexes by name; the lock keeps the name only"),
     ] = Field(default_factory=dict)
     bake: Annotated[
         tuple[Literal["model", "dataset"], ...], Field(description="what goes into the image too; kernels always do")

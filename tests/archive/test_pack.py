@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kitbuild.archive import KitTar, check, pack, read, read_kit, unpack
+from kitbuild.archive import KitTar, check, pack, read, read_kit, unpack, verify
 from kitbuild.base import bases
 from kitbuild.errors import KitbuildError, LockError, ResolveError, UsageError, VerificationError
 from kitbuild.store.blobs import Store
@@ -327,8 +327,10 @@ def test_a_wrong_blob_stays_out_of_the_store(run_dir: Path, store: Store, tmp_pa
     """A blob that is not its name is exit 7, and neither blob nor run directory appears."""
     name = f"blobs/sha256/{sha256(DATA)}"
     output = rewritten(pack(run_dir, tmp_path / "x.kit.tar", store=store), {name: b"poison"})
+    (problem,) = verify(read(output))
+    assert (problem.file, problem.message) == (f"{output}/{name}", f"sha256 is {sha256(b'poison')}")
     other = open_store(tmp_path / "other")
-    with pytest.raises(VerificationError, match="expected"):
+    with pytest.raises(VerificationError, match="does not verify"):
         unpack(output, other, tmp_path / "here")
     assert not other.has(sha256(DATA))
     assert not (tmp_path / "here").exists()
