@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,10 @@ import requests.exceptions
 
 from kitbuild.errors import RunError
 from kitbuild.run.container import GUEST_UID, ContainerSpec, Mount, guest_environment, input_mounts
-from kitbuild.run.follow import Stop, follow, keep_printed, raise_for
+from kitbuild.run.follow import Stop, follow, followed, keep_printed, raise_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from docker.models.containers import Container
 
@@ -88,7 +87,7 @@ def run_container(
     spec: ContainerSpec, run_dir: Path, *, client: docker.DockerClient, progress: Progress, stop: Stop
 ) -> None:
     """Start, follow to the end, remove. Raises what the guest says went wrong."""
-    with _followed(run_dir):
+    with followed(run_dir):
         remove_abandoned(client)
         _make_room(spec.name, client)
         container = _create(spec, run_dir, client)
@@ -103,26 +102,9 @@ def run_container(
                 container.remove(force=True)
 
 
-@contextlib.contextmanager
-def _followed(run_dir: Path) -> Iterator[None]:
-    """Held while a run is followed; the system lets go of it however we end."""
-    descriptor = os.open(run_dir, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise RunError(f"another kitbuild follows the run {run_dir}", hint="wait for it, or stop it first") from error
-    except OSError:  # a file system without locks
-        pass
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _is_followed(run_dir: Path) -> bool:
     try:
-        with _followed(run_dir):
+        with followed(run_dir):
             return False
     except RunError:
         return True

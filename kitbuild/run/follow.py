@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kitbuild.errors import KitbuildError, Problem, RecipeError, RunError, StoppedError, VerificationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from kitbuild.progress import Progress
@@ -47,6 +49,23 @@ class Stop:
     requested: bool = False
     since: float = 0.0
     following: bool = False
+
+
+@contextlib.contextmanager
+def followed(run_dir: Path) -> Iterator[int]:
+    """Held while a run is followed, by whoever has the descriptor; the system lets go of it however they end."""
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RunError(f"another kitbuild follows the run {run_dir}", hint="wait for it, or stop it first") from error
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def follow(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kitbuild.errors import RunError
 from kitbuild.run.container import guest_environment, input_mounts
-from kitbuild.run.follow import Stop, follow, keep_printed, raise_for
+from kitbuild.run.follow import Stop, follow, followed, keep_printed, raise_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,13 +63,13 @@ def run_local(
     stop: Stop,
 ) -> None:
     """Run the guest below `root` (from `image.materialise`) with `python`. Raises what the guest says went wrong."""
-    with store.scratch() as scratch:
+    with followed(run_dir) as held, store.scratch() as scratch:
         joined = scratch / "root"
         _join(joined, root, lock, store)
         (scratch / "cache").mkdir()
         environment = _environment(joined, scratch / "cache", run_dir, environ, locked=locked, resume=resume)
         printed = scratch / "printed"
-        process = _start(python, environment=environment, printed=printed)
+        process = _start(python, environment=environment, printed=printed, held=held)
         guest = LocalProcess(process)
         try:
             code = follow(guest, run_dir, progress=progress, stop=stop)
@@ -111,7 +111,8 @@ def _environment(
     }
 
 
-def _start(python: Path, *, environment: Mapping[str, str], printed: Path) -> subprocess.Popen[bytes]:
+def _start(python: Path, *, environment: Mapping[str, str], printed: Path, held: int) -> subprocess.Popen[bytes]:
+    """`held` goes to the guest: where we are killed and it trains on, nobody else writes in its run directory."""
     try:
         with printed.open("wb") as stream:
             return subprocess.Popen(
@@ -121,6 +122,7 @@ def _start(python: Path, *, environment: Mapping[str, str], printed: Path) -> su
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(held,),
             )
     except OSError as error:
         raise RunError(

@@ -212,3 +212,20 @@ def test_python_that_cannot_be_started(tmp_path: Path, store: Store, run_dir: Pa
         run(tmp_path, store, run_dir, "", python=tmp_path / "none")
     assert raised.value.message == f"{tmp_path}/none cannot be started: No such file or directory"
     assert list((store.root / "work").iterdir()) == []
+
+
+def test_a_guest_that_outlives_us_keeps_its_run(tmp_path: Path, store: Store, run_dir: Path) -> None:
+    """Where kitbuild was killed and its guest trains on, a second run in that directory is refused until it ends."""
+    left = """
+rest = subprocess.Popen(["sleep", "60"], start_new_session=True, close_fds=False, stdout=subprocess.DEVNULL)
+write("pid.json", pid=rest.pid)
+end(0)
+"""
+    run(tmp_path, store, run_dir, left)
+    pid = read_json(run_dir / "pid.json")["pid"]
+    with pytest.raises(RunError, match="another kitbuild follows the run"):
+        run(tmp_path / "again", store, run_dir, "end(0)")
+    os.kill(pid, 9)
+    while running(pid):
+        time.sleep(0.02)
+    run(tmp_path / "later", store, run_dir, "end(0)")
