@@ -106,7 +106,7 @@ def main() -> None:
         path = recipe_without_evaluation(Path(name))
         loaded = recipes.read(path)
         lock = ensure_lock(context, loaded)
-        fetch_all(context, lock, folder=path.parent)
+        fetch_all(context, lock, loaded)
         built = build(context, lock, recipe=loaded.content)
         for number in range(options.repeats):
             for side in ("kitbuild", "trl"):

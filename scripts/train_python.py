@@ -21,7 +21,7 @@ def main() -> None:
     context = Context(environ=os.environ, store=Store.open(os.environ), progress=Silent())
     loaded = recipes.read(Path(sys.argv[1]))
     lock = ensure_lock(context, loaded)
-    fetch_all(context, lock, folder=None, base=False)
+    fetch_all(context, lock, loaded, base=False)
     python = find_python(lock.base.python, context.environ)
     root = materialise(
         lock,

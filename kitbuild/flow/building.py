@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kitbuild.image import Image
     from kitbuild.lock.models import Lock
+    from kitbuild.recipe import LoadedRecipe
 
 
 # https://github.com/distribution/reference: [host[:port]/]path[:tag]
@@ -84,7 +85,7 @@ def image(context: Context, path: Path, *, tag: str | None, push: str | None, ou
         raise UsageError(f"--tag {tag} is not an image name", hint="name:tag in lower case, such as team/qwen3:v1")
     loaded = recipes.read(path)
     locked = ensure_lock(context, loaded)
-    fetch_all(context, locked, folder=path.parent)
+    fetch_all(context, locked, loaded)
     return build(context, locked, recipe=loaded.content, tag=tag, push=push, output=output, started=started)
 
 
@@ -128,15 +129,16 @@ def build(
     )
 
 
-def fetch_all(context: Context, lock: Lock, *, folder: Path | None, base: bool = True, wheels: bool = True) -> None:
-    """Everything that the lock names, in the store."""
+def fetch_all(context: Context, lock: Lock, loaded: LoadedRecipe, *, base: bool = True, wheels: bool = True) -> None:
+    """Everything that the lock names, in the store; the recipe knows where local files and its own indexes are."""
     fetch_locked(
         lock,
         store=context.store,
         environ=context.environ,
         progress=context.progress,
         client=context.client,
-        folder=folder,
+        folder=loaded.directory,
+        indexes=loaded.recipe.image.indexes,
         base=base,
         wheels=wheels,
     )
@@ -152,7 +154,7 @@ def fetch(context: Context, path: Path, *, bundle: Path | None, source: Path | N
     if source is not None:
         read_bundle(source, context.store, progress=context.progress)
     locked = ensure_lock(context, loaded)
-    fetch_all(context, locked, folder=path.parent)
+    fetch_all(context, locked, loaded)
     blobs = sorted(closure(locked))
     size = sum(context.store.path(sha256).stat().st_size for sha256 in blobs)
     fields: dict[str, Any] = {"lock_sha256": locked.sha256, "blobs": len(blobs), "bytes": size}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kitbuild.lock.models import Lock
+    from kitbuild.recipe import LoadedRecipe
     from kitbuild.run.follow import Stop
 
 ENGINES = ("docker", "local")
@@ -64,7 +65,7 @@ def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Res
     _refuse_without_engine(context, options)
     lock = ensure_lock(context, loaded)
     run_dir = _resumed(options.resume, lock) if options.resume else None
-    fetch_for(context, lock, options, folder=path.parent)
+    fetch_for(context, lock, loaded, options)
     return train(context, lock, loaded.content, options, run_dir=run_dir, stop=stop)
 
 
@@ -74,10 +75,10 @@ def _refuse_without_engine(context: Context, options: RunOptions) -> None:
         context.client()
 
 
-def fetch_for(context: Context, lock: Lock, options: RunOptions, *, folder: Path | None) -> None:
+def fetch_for(context: Context, lock: Lock, loaded: LoadedRecipe, options: RunOptions) -> None:
     """What this way of running needs: no base without a container, no wheels with a Python of the user's own."""
     in_container = options.engine == "docker"
-    fetch_all(context, lock, folder=folder, base=in_container, wheels=options.python is None)
+    fetch_all(context, lock, loaded, base=in_container, wheels=options.python is None)
 
 
 def train(
@@ -183,9 +184,9 @@ def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: s
         original = archives.read(place)
         archives.check(original)
         check_maker(original.manifest.lock)
-        recipe = (place / "recipe.yaml").read_bytes()
-        fetch_for(context, original.manifest.lock, options, folder=None)
-        again = train(context, original.manifest.lock, recipe, options, stop=stop)
+        loaded = recipes.read(place / "recipe.yaml")
+        fetch_for(context, original.manifest.lock, loaded, options)
+        again = train(context, original.manifest.lock, loaded.content, options, stop=stop)
         verdict = comparing.compare(original, archives.read(Path(str(again.fields["run_dir"])), weights=True), allowed)
     return Result(
         fields={**again.fields, **verdict.as_json()},

@@ -5,6 +5,7 @@ Part of step 2. Where everything is in the store already, the network is not tou
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -34,16 +35,18 @@ def fetch_locked(
     progress: Progress,
     client: Callable[[], docker.DockerClient],
     folder: Path | None,
+    indexes: Mapping[str, str],
     base: bool = True,
     wheels: bool = True,
 ) -> None:
     """Fetch what is missing: wheels, kernels, model, data, the base's layers. `base` and `wheels` can be left out.
 
     `folder` is the recipe's: what the lock has from disk is taken from there where the store lacks it.
+    `indexes` are the recipe's too: the lock names them without their addresses.
     """
     missing = tuple(wheel for wheel in lock.wheels if wheels and not store.has(wheel.sha256))
     if missing:
-        _fetch_wheels(lock, missing, store=store, environ=environ, progress=progress)
+        _fetch_wheels(lock, missing, indexes=indexes, store=store, environ=environ, progress=progress)
     downloads: list[Download] = []
     hub: Hub | None = None
     for repo, repo_type, commit, files in _hub_files(lock):
@@ -65,15 +68,20 @@ def fetch_locked(
 
 
 def _fetch_wheels(
-    lock: Lock, wheels: tuple[LockedWheel, ...], *, store: Store, environ: Mapping[str, str], progress: Progress
+    lock: Lock,
+    wheels: tuple[LockedWheel, ...],
+    *,
+    indexes: Mapping[str, str],
+    store: Store,
+    environ: Mapping[str, str],
+    progress: Progress,
 ) -> None:
     """From the addresses that this machine remembers; where one of them is gone, the indexes are asked anew."""
+    locate = partial(locate_wheels, wheels, lock=lock, indexes=indexes, store=store, environ=environ, progress=progress)
     try:
-        found = locate_wheels(wheels, lock=lock, store=store, environ=environ, progress=progress)
-        fetch(store, found, progress=progress, environ=environ)
+        fetch(store, locate(), progress=progress, environ=environ)
     except ResolveError:
-        found = locate_wheels(wheels, lock=lock, store=store, environ=environ, progress=progress, anew=True)
-        fetch(store, found, progress=progress, environ=environ)
+        fetch(store, locate(anew=True), progress=progress, environ=environ)
 
 
 def trees(lock: Lock) -> Iterator[tuple[str, RepoType, LockedTree]]:

@@ -83,6 +83,7 @@ def locate_wheels(
     wheels: Iterable[LockedWheel],
     *,
     lock: Lock,
+    indexes: Mapping[str, str],
     store: Store,
     environ: Mapping[str, str],
     progress: Progress | None = None,
@@ -90,12 +91,13 @@ def locate_wheels(
 ) -> list[Download]:
     """Where the files of `wheels` are that the store lacks. Addresses remembered are used unless `anew`.
 
-    What was built from source is built again here and now. ResolveError (4) names the files that no index offers with the locked digest.
+    `indexes` are the recipe's: the lock has their names only. What was built from source is built again here and now.
+    ResolveError (4) names the files that no index offers with the locked digest.
     """
     missing = [wheel for wheel in wheels if not store.has(wheel.sha256)]
     if not missing:
         return []
-    sources = Sources.read(lock.recipe["image"]["indexes"], environ)
+    sources = Sources.read(indexes, environ)
     platform = Platform(python=lock.base.python, glibc=lock.base.glibc, architecture=lock.base.architecture)
     progress = progress or Silent()
     for wheel in (wheel for wheel in missing if wheel.built):

@@ -45,6 +45,7 @@ class Case:
             progress=Silent(),
             client=NO_ENGINE,
             folder=folder,
+            indexes={},
             base=False,
         )
 
@@ -178,5 +179,5 @@ def test_the_base(case: Case) -> None:
     lock = case.lock.model_copy(update={"base": base})
     ask: dict[str, Any] = {"store": case.store, "environ": case.environ, "progress": Silent(), "client": NO_ENGINE}
     with pytest.raises(ResolveError, match=r"^the base kitbuild/base-cpu @ sha256:.* is nowhere"):
-        fetch_locked(lock, **ask, folder=None)
-    fetch_locked(lock, **ask, folder=None, base=False)
+        fetch_locked(lock, **ask, folder=None, indexes={})
+    fetch_locked(lock, **ask, folder=None, indexes={}, base=False)

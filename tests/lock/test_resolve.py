@@ -284,3 +284,13 @@ def test_an_implied_version(machine: Machine) -> None:
         recipes.read(machine.path)
     assert [problem.key for problem in caught.value.problems] == ["kernels.attention"]
     assert "names no revision" in caught.value.problems[0].message
+
+
+def test_an_index_of_the_recipe_is_a_name(machine: Machine, index: PackageIndex) -> None:
+    """The lock keeps the name of the recipe's index, for the wheels and for itself, and no address."""
+    machine.edit("image:\n", f'image:\n  indexes:\n    corp: "{index.url}"\n')
+    lock = machine.lock()
+    assert lock.recipe["image"]["indexes"] == ["corp"]
+    assert {wheel.index for wheel in lock.wheels} >= {"corp"}
+    for address in (index.url, "127.0.0.1", "://"):
+        assert address.encode() not in lock.to_bytes()

@@ -86,9 +86,9 @@ def resolve(
     )
 
 
-def lock_of(indexes: Mapping[str, str] | None = None) -> Lock:
+def lock_of() -> Lock:
     base = SimpleNamespace(python="3.11.2", glibc="2.36", architecture="amd64")
-    return cast("Lock", SimpleNamespace(base=base, recipe={"image": {"indexes": dict(indexes or {})}}))
+    return cast("Lock", SimpleNamespace(base=base, recipe={}))
 
 
 def versions(wheels: tuple[LockedWheel, ...]) -> dict[str, str]:
@@ -292,7 +292,7 @@ def test_a_recipes_index_is_named_and_its_login_is_used(
         indexes = {"corp": own.url.replace("//", "//me:s3cret@")}
         found = resolve({"ours": "1.0"}, store, environ, indexes=indexes)
         assert {wheel.name: wheel.index for wheel in found} == {"common": "pypi", "ours": "corp"}
-        downloads = locate_wheels(found, lock=lock_of(indexes), store=store, environ=environ)
+        downloads = locate_wheels(found, lock=lock_of(), indexes=indexes, store=store, environ=environ)
         assert "s3cret" not in repr(found) + repr(downloads) + str(store.records("wheel-addresses"))
         fetch_wheels(found, store=store, environ=environ | {"UV_INDEX": f"corp={indexes['corp']}"}, progress=Silent())
         assert store.has(digest)
@@ -315,7 +315,7 @@ def test_wheels_are_fetched_once(index: PackageIndex, store: Store, environ: dic
     fetch_wheels(found, store=store, environ=environ, progress=Silent())
     assert store.has(digest)
     index.seen.clear()
-    assert locate_wheels(found, lock=lock_of(), store=store, environ=environ) == []
+    assert locate_wheels(found, lock=lock_of(), indexes={}, store=store, environ=environ) == []
     fetch_wheels(found, store=store, environ=environ, progress=Silent())
     assert index.seen == []
 
@@ -331,7 +331,7 @@ def test_wheels_of_a_lock_are_found_on_another_machine(
     with serving() as mirror:
         mirror.files = index.files
         environ |= {"UV_DEFAULT_INDEX": mirror.url, "UV_CACHE_DIR": str(tmp_path / "cache")}
-        downloads = locate_wheels(found, lock=lock_of(), store=other, environ=environ)
+        downloads = locate_wheels(found, lock=lock_of(), indexes={}, store=other, environ=environ)
     assert [(item.name, item.sha256, item.size) for item in downloads] == [
         (wheel.file, wheel.sha256, wheel.size) for wheel in found
     ]
@@ -351,7 +351,7 @@ def test_a_file_that_was_replaced_is_exit_4(
     other = Store.open({"KITBUILD_HOME": str(tmp_path / "other")})
     environ["UV_CACHE_DIR"] = str(tmp_path / "cache")
     with pytest.raises(ResolveError) as caught:
-        locate_wheels(found, lock=lock_of(), store=other, environ=environ)
+        locate_wheels(found, lock=lock_of(), indexes={}, store=other, environ=environ)
     assert caught.value.message == (
         "no package index offers gone-1.0-py3-none-any.whl, moved-1.0-py3-none-any.whl with the locked digest"
     )
@@ -459,16 +459,16 @@ def test_a_built_wheel_is_built_again_where_it_is_missing(
     index.publish("raw", "raw-1.0.tar.gz", sdist())
     _, raw = resolve({"raw": "1.0"}, store, environ)
     other = Store.open({"KITBUILD_HOME": str(tmp_path / "other")})
-    assert locate_wheels([raw], lock=lock_of(), store=other, environ=environ) == []
+    assert locate_wheels([raw], lock=lock_of(), indexes={}, store=other, environ=environ) == []
     assert other.has(raw.sha256)
     wrong = raw.model_copy(update={"sha256": "0" * 64})
     with pytest.raises(VerificationError, match=r"^raw-1.0-py3-none-any.whl: built again it has sha256"):
-        locate_wheels([wrong], lock=lock_of(), store=other, environ=environ)
+        locate_wheels([wrong], lock=lock_of(), indexes={}, store=other, environ=environ)
     index.publish("raw", "raw-1.0.tar.gz", sdist("py3-none-any") + b"\0")
     environ["UV_CACHE_DIR"] = str(tmp_path / "cache")
     third = Store.open({"KITBUILD_HOME": str(tmp_path / "third")})
     with pytest.raises(ResolveError, match=r"^no package index offers the locked source of raw-1.0"):
-        locate_wheels([raw], lock=lock_of(), store=third, environ=environ)
+        locate_wheels([raw], lock=lock_of(), indexes={}, store=third, environ=environ)
 
 
 @pytest.mark.usefixtures("known_build")
