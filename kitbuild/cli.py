@@ -140,6 +140,7 @@ def init(
     """Write a starter recipe, commented."""
     from kitbuild.recipe import starter  # noqa: PLC0415
 
+    name = name.removesuffix(".yaml")
     path = Path(f"{name}.yaml")
     text = starter(name)
     try:

@@ -38,11 +38,13 @@ def check(path: Path) -> Result:
         "advisories": [{"id": item.id, "severity": item.severity, "summary": item.summary} for item in met],
         "notes": [note.as_json() for note in notes],
     }
+    world = recipe.launch.world_size
+    processes = f"{world} process" + ("es" if world > 1 else "")
     lines = [
         f"{path} is fine",
         f"  model    {model}, {recipe.model.dtype}",
         f"  target   {recipe.image.target}, attention {recipe.kernels.attention}",
-        f"  batch    {recipe.batch.global_} = {recipe.batch.micro} × {recipe.accumulation} × {recipe.launch.world_size}",
+        f"  batch    {recipe.batch.global_} = {recipe.batch.micro} micro × {recipe.accumulation} accumulated × {processes}",
         f"  lock     {detail}",
         *(f"  {item.severity}: {item.summary}; {item.advice}" for item in met),
         *(f"  note: {note.key}: {note.message}" for note in notes),
