@@ -161,6 +161,13 @@ class Hub:
             )
         store.write_record("git-blobs", file.blob_id, sha256)
 
+    def _unreachable(self, what: str) -> ResolveError:
+        return ResolveError(
+            f"the Hub cannot be reached, {what} was not resolved",
+            hint=f"check the network, or set HF_ENDPOINT (now {self._api.endpoint}) to a mirror;"
+            " without the Hub, use model.path and dataset.path",
+        )
+
     @contextlib.contextmanager
     def _errors(self, repo: str, revision: str, repo_type: RepoType | Literal["organization"]) -> Iterator[None]:
         from huggingface_hub import errors  # noqa: PLC0415
@@ -197,18 +204,11 @@ class Hub:
                 f"HF_HUB_OFFLINE is set, {what} was not resolved", hint="unset it, or take everything from a bundle"
             ) from error
         except OSError as error:
-            raise _unreachable(what) from error
+            raise self._unreachable(what) from error
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in {"httpx", "httpx2", "httpcore", "httpcore2"}:
                 raise
-            raise _unreachable(what) from error
-
-
-def _unreachable(what: str) -> ResolveError:
-    return ResolveError(
-        f"the Hub cannot be reached, {what} was not resolved",
-        hint="check the network and HF_ENDPOINT; `kitbuild fetch --from` brings a bundle instead",
-    )
+            raise self._unreachable(what) from error
 
 
 def _first_line(error: Exception) -> str:
