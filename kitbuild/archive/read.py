@@ -62,9 +62,8 @@ def _read(path: Path, *, weights: bool) -> Archive:
         name: read_document(source, name) for name in ("manifest.json", "lock.json", "recipe.yaml", "exit.json")
     }
     manifest = _manifest(path, documents)
-    metrics, problems, truncated = parse_metrics(
-        read_document(source, "metrics.jsonl") or b"", file=f"{path}/metrics.jsonl"
-    )
+    lines = read_document(source, "metrics.jsonl") or b""
+    metrics, problems, truncated = parse_metrics(lines, file=f"{path}/metrics.jsonl")
     exit_ = parse_exit(documents["exit.json"], file=f"{path}/exit.json") if documents["exit.json"] is not None else None
     found = [*problems]
     if documents["manifest.json"] is None:
@@ -74,6 +73,7 @@ def _read(path: Path, *, weights: bool) -> Archive:
             path=path, manifest=manifest, metrics=metrics, truncated=truncated, exit_=exit_,
             lock_bytes=documents["lock.json"], recipe_bytes=documents["recipe.yaml"],
         )  # fmt: skip
+        found = found or [*metrics_problems(source, manifest, lines)]
     if weights and manifest.weights:
         found += weight_problems(source, manifest)
     return Archive(
@@ -84,11 +84,10 @@ def _read(path: Path, *, weights: bool) -> Archive:
 
 
 def verify(archive: Archive) -> tuple[Problem, ...]:
-    """Everything wrong with it: weights, carried files and the bytes of the metrics too (a verdict compares values)."""
+    """Everything wrong with it: weights and carried files too."""
     again = read(archive.path, weights=True)
-    lines = read_document(again.source, "metrics.jsonl") or b""
-    found = again.problems or tuple(metrics_problems(again.source, again.manifest, lines))
-    return (*found, *blob_problems(again.source)) if isinstance(again.source, KitTar) else found
+    carried = blob_problems(again.source) if isinstance(again.source, KitTar) else ()
+    return (*again.problems, *carried)
 
 
 def check(archive: Archive) -> None:
@@ -96,8 +95,7 @@ def check(archive: Archive) -> None:
     problems = verify(archive)
     if problems:
         raise VerificationError(
-            f"{archive.path} does not verify: {problems[0]}"
-            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
+            f"{archive.path} does not verify: {len(problems)} problem{'' if len(problems) == 1 else 's'}",
             problems=problems,
             hint="do not rely on this archive; take it again from where it came",
         )

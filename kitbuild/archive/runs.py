@@ -6,11 +6,13 @@ directory, so a directory of somebody else's is refused before an image is start
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from kitbuild.archive.models import exact_float
 from kitbuild.archive.read import Archive, read
 from kitbuild.errors import KitbuildError, RunError
 
@@ -24,17 +26,25 @@ ENTROPY_BYTES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A run at a glance. `problem` is set where the archive could not be read or does not verify."""
+    """A run at a glance.
+
+    `problem` is set where the archive could not be read or does not verify; `error` and `hint` where the run itself
+    failed or was stopped, as the run said it. `loss_before` and `loss_after` are held-out, around training.
+    """
 
     name: str
     path: str
     state: str
     problem: str | None = None
+    error: str | None = None
+    hint: str | None = None
     started: str | None = None
     finished: str | None = None
     steps: int | None = None
     loss_first: float | None = None
     loss_last: float | None = None
+    loss_before: float | None = None
+    loss_after: float | None = None
     exact_match_before: float | None = None
     exact_match_after: float | None = None
     tensors: int | None = None
@@ -107,17 +117,22 @@ def claim_run_dir(path: Path, *, resume: bool = False, uid: int | None = None) -
 def show(archive: Archive) -> Summary:
     """The plain facts of one run."""
     manifest, metrics = archive.manifest, archive.metrics
+    ended = archive.exit if archive.exit and archive.exit.exit_code else None
     evaluate = manifest.results.evaluate or {}
     return Summary(
         name=archive.path.name,
         path=str(archive.path),
         state=_state(archive),
         problem=str(archive.problems[0]) if archive.problems else None,
+        error=ended.message if ended else None,
+        hint=ended.hint if ended else None,
         started=manifest.started,
         finished=manifest.finished,
         steps=len(metrics),
         loss_first=float.fromhex(metrics[0].loss) if metrics else None,
         loss_last=float.fromhex(metrics[-1].loss) if metrics else None,
+        loss_before=_loss(evaluate.get("before")),
+        loss_after=_loss(evaluate.get("after")),
         exact_match_before=_exact_match(evaluate.get("before")),
         exact_match_after=_exact_match(evaluate.get("after")),
         tensors=len(manifest.weights),
@@ -156,6 +171,14 @@ def _state(archive: Archive) -> str:
         return "unfinished"
     code = archive.exit.exit_code if archive.exit else None
     return {10: "stopped", 0: "unfinished", None: "unfinished"}.get(code, "failed")
+
+
+def _loss(part: object) -> float | None:
+    match part:
+        case {"loss": str(text)}:
+            with contextlib.suppress(ValueError):
+                return exact_float(text)
+    return None
 
 
 def _exact_match(part: object) -> float | None:

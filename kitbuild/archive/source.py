@@ -22,6 +22,7 @@ RUN_PREFIX = "run/"
 BLOB_PREFIX = "blobs/sha256/"
 MEMBER_LIMIT = 200_000
 DOCUMENT_LIMIT_BYTES = 1 << 28
+_MAGIC_AT, _MAGIC = 257, b"ustar"  # https://www.gnu.org/software/tar/manual/html_node/Standard.html
 _BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}")
 
 
@@ -118,7 +119,11 @@ class KitTar:
 
     @classmethod
     def read(cls, path: Path) -> KitTar:
-        """Read and check the member list."""
+        """Read and check the member list; what does not claim to be a tar is a wrong call, not a damaged archive."""
+        if not _claims_to_be_tar(path):
+            raise UsageError(
+                f"{path} is neither a run directory nor a .kit.tar", hint="name a run directory (runs/…) or a .kit.tar"
+            )
         members: dict[str, tarfile.TarInfo] = {}
         problems: list[Problem] = []
         try:
@@ -177,6 +182,15 @@ def open_source(path: Path) -> Source:
     if path.is_file():
         return KitTar.read(path)
     raise UsageError(f"{path} does not exist", hint="name a run directory (runs/…) or a .kit.tar")
+
+
+def _claims_to_be_tar(path: Path) -> bool:
+    """By name or by content."""
+    if path.suffix == ".tar":
+        return True
+    with path.open("rb") as stream:
+        stream.seek(_MAGIC_AT)
+        return stream.read(len(_MAGIC)) == _MAGIC
 
 
 def _refused(member: tarfile.TarInfo, seen: dict[str, tarfile.TarInfo], tar_bytes: int) -> str | None:

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, MARGIN = 640, 220, 48
 MAX_POINTS = 2000
 LEFT_COLOUR, RIGHT_COLOUR, DIFFERENCE_COLOUR = "#1f6feb", "#d9730d", "#8250df"
+DASHED = ' stroke-dasharray="5,3"'
 MIB = 1 << 20
 STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;max-width:1400px;margin:2em auto;padding:0 1em;color:#1b1f24;background:#fff}
 h1{font-size:1.4em}h2{font-size:1.1em;margin-top:2em}.charts{display:flex;flex-wrap:wrap;gap:1.5em}
 figure{margin:0}figcaption{font-weight:600;margin-bottom:.3em}table{border-collapse:collapse}
 td,th{text-align:left;padding:.25em .8em;border-bottom:1px solid #d8dee4;vertical-align:top;overflow-wrap:anywhere}
-.sides{display:grid;grid-template-columns:1fr 1fr;gap:1em}pre{font-size:12px;background:#f6f8fa;padding:1em;overflow:auto;max-height:40em}
+th,td:first-child{white-space:nowrap}td:nth-child(2){min-width:10em}
+.sides{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:1em}h3{overflow-wrap:anywhere}
+pre{font-size:12px;background:#f6f8fa;padding:1em;overflow:auto;max-height:40em;white-space:pre-wrap;overflow-wrap:anywhere}
 .left{color:#1f6feb}.right{color:#d9730d}
 """
 Series = tuple[str, str, "Sequence[float | None]"]
@@ -52,17 +55,17 @@ def page(left: Archive, right: Archive, verdict: Verdict) -> str:
     """The whole page as text."""
     names = [_escape(archive.path.name) for archive in (left, right)]
     return (
-        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{_escape(verdict.verdict)}: {names[0]} and {names[1]}</title><style>{STYLE}</style></head><body>"
         f"<h1>{_escape(verdict.verdict)}: {_escape(verdict.detail)}</h1>"
-        f"<p><span class=left>left: {names[0]}</span> · <span class=right>right: {names[1]}</span></p>"
+        f'<p><span class="left">left: {names[0]}</span> · <span class="right">right: {names[1]}</span></p>'
         + _list("Cannot be compared because", verdict.reasons)
         + _first(verdict)
         + _causes(verdict)
         + _list("Notes", verdict.notes)
-        + f"<h2>Charts</h2><div class=charts>{_charts(left, right)}</div>"
-        + f"<h2>Manifests</h2><div class=sides>{_manifest(left)}{_manifest(right)}</div></body></html>\n"
+        + f'<h2>Charts</h2><div class="charts">{_charts(left, right)}</div>'
+        + f'<h2>Manifests</h2><div class="sides">{_manifest(left)}{_manifest(right)}</div></body></html>\n'
     )
 
 
@@ -90,18 +93,18 @@ def _chart(title: str, series: Sequence[Series]) -> str:
     low, high = min(values), max(values)
     last = max(len(points) for _, _, points in series)
     lines = "".join(
-        f'<path d="{_path(points, low, high, last)}" fill=none stroke="{colour}" stroke-width=1.5 '
-        f"{'stroke-dasharray=5,3' if name == 'right' else ''}/>"
+        f'<path d="{_path(points, low, high, last)}" fill="none" stroke="{colour}" stroke-width="1.5"'
+        f"{DASHED if name == 'right' else ''}/>"
         for name, colour, points in series
     )
     labels = (
-        f'<text x=4 y=18>{high:.5g}</text><text x=4 y="{HEIGHT - MARGIN / 2}">{low:.5g}</text>'
-        f'<text x="{MARGIN}" y="{HEIGHT - 4}">1</text><text x="{WIDTH - 8}" y="{HEIGHT - 4}" text-anchor=end>step {last}</text>'
+        f'<text x="4" y="18">{high:.5g}</text><text x="4" y="{HEIGHT - MARGIN / 2}">{low:.5g}</text>'
+        f'<text x="{MARGIN}" y="{HEIGHT - 4}">1</text><text x="{WIDTH - 8}" y="{HEIGHT - 4}" text-anchor="end">step {last}</text>'
     )
     return (
-        f'<figure><figcaption>{title}</figcaption><svg width="{WIDTH}" height="{HEIGHT}" role=img aria-label="{title}" '
-        f'font-size=11 fill="#57606a"><rect x="{MARGIN}" y=8 width="{WIDTH - MARGIN - 8}" height="{HEIGHT - MARGIN + 12}" '
-        f'fill=none stroke="#d8dee4"/>{lines}{labels}</svg></figure>'
+        f'<figure><figcaption>{title}</figcaption><svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{title}" '
+        f'font-size="11" fill="#57606a"><rect x="{MARGIN}" y="8" width="{WIDTH - MARGIN - 8}" height="{HEIGHT - MARGIN + 12}" '
+        f'fill="none" stroke="#d8dee4"/>{lines}{labels}</svg></figure>'
     )
 
 
@@ -138,7 +141,7 @@ def _causes(verdict: Verdict) -> str:
         f"<tr><td>{_escape(c.kind)}</td><td>{_escape(c.name)}</td><td>{_escape(c.left)}</td><td>{_escape(c.right)}</td></tr>"
         for c in verdict.causes
     )
-    head = "<tr><th>kind</th><th>name</th><th class=left>left</th><th class=right>right</th></tr>"
+    head = '<tr><th>kind</th><th>name</th><th class="left">left</th><th class="right">right</th></tr>'
     return f"<h2>What differs, likeliest cause first</h2><table>{head}{rows}</table>"
 
 

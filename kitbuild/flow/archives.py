@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INCLUDES = ("local", "all")
+LIST_HEAD = ("run", "started (UTC)", "state", "steps", "loss", "exact match", "")
+DATE_LENGTH = len("2026-01-01T00:00")
+SHOWN_ABOVE = frozenset({"name", "error", "hint"})
 
 
 def compare(context: Context, left: Path, right: Path, *, report: Path | None, tolerance: str | None) -> Result:  # noqa: ARG001 - every verb takes the context
@@ -23,7 +26,8 @@ def compare(context: Context, left: Path, right: Path, *, report: Path | None, t
     verdict = comparing.compare(first, second, allowed)
     if report is not None:
         comparing.write_report(first, second, verdict, report)
-    return Result(fields=verdict.as_json(), lines=(verdict.text(),), exit_code=verdict.exit_code)
+    wrote = () if report is None else (f"wrote {report}",)
+    return Result(fields=verdict.as_json(), lines=(verdict.text(), *wrote), exit_code=verdict.exit_code)
 
 
 def archive_verify(path: Path) -> Result:
@@ -41,21 +45,42 @@ def archive_list(folder: Path) -> Result:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="runs are kept in runs/ unless --out said otherwise")
     runs = archives.list_runs(folder)
-    lines = tuple(
-        f"{run.name}  {run.state}"
-        + (f"  {run.steps} steps" if run.steps else "")
-        + (f"  ({run.problem})" if run.problem else "")
-        for run in runs
+    rows = [LIST_HEAD, *(_row(run) for run in runs)] if runs else [("no runs",)]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = tuple("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return Result(fields={"runs": [run.as_json() for run in runs]}, lines=lines)
+
+
+def _row(run: archives.Summary) -> tuple[str, ...]:
+    """One line of the list; a reason is cut to its first line."""
+    reason = (run.problem or run.error or "").partition("\n")[0]
+    return (
+        run.name,
+        (run.started or "")[:DATE_LENGTH].replace("T", " "),
+        run.state,
+        str(run.steps or ""),
+        _change(run.loss_first, run.loss_last, ".4f"),
+        _change(run.exact_match_before, run.exact_match_after, ".1%"),
+        f"({reason})" if reason else "",
     )
-    return Result(fields={"runs": [run.as_json() for run in runs]}, lines=lines or ("no runs",))
+
+
+def _change(first: float | None, last: float | None, form: str) -> str:
+    if first is None and last is None:
+        return ""
+    return " → ".join("?" if value is None else f"{value:{form}}" for value in (first, last))
 
 
 def archive_show(path: Path) -> Result:
     """One run at a glance."""
     summary = archives.show(archives.read(path))
     fields: dict[str, Any] = summary.as_json()
-    facts = (f"  {key:<20} {value}" for key, value in fields.items() if value is not None and key != "name")
-    return Result(fields=fields, lines=(summary.name, *summary_lines(summary), *facts))
+    facts = (f"  {key:<20} {value}" for key, value in fields.items() if value is not None and key not in SHOWN_ABOVE)
+    first, *learned = summary_lines(summary)
+    if summary.device is None:
+        first = f"{summary.steps} steps, {summary.state}"
+    why = [f"{key}: {text}" for key, text in (("error", summary.error), ("hint", summary.hint)) if text]
+    return Result(fields=fields, lines=(summary.name, first, *why, *learned, *facts))
 
 
 def archive_pack(context: Context, path: Path, *, output: Path | None, include: str, weights: bool) -> Result:

@@ -35,7 +35,7 @@ def test_a_line_that_the_guest_appends_is_read(tmp_path: Path) -> None:
 
 
 def test_an_edited_step_does_not_verify(tmp_path: Path) -> None:
-    """A loss that was edited in a middle step does not verify; a verdict still says which step differs."""
+    """A loss that was edited in a middle step does not verify, so there is nothing to compare."""
     whole = Run().write(tmp_path / "whole")
     run = Run()
     run.manifest = {
@@ -48,8 +48,22 @@ def test_an_edited_step_does_not_verify(tmp_path: Path) -> None:
     (problem,) = verify(read(edited))
     assert "metrics.jsonl: sha256 is" in str(problem)
     verdict = compare(read(whole), read(edited, weights=True))
-    assert (verdict.verdict, verdict.first_difference and verdict.first_difference.step) == ("DIFFERENT", 3)
+    assert (verdict.verdict, verdict.exit_code, verdict.first_difference) == ("NOT_COMPARABLE", 9, None)
+    assert verdict.detail == f"edited does not verify: {problem}"
     assert manifest.metrics_digest(tmp_path / "none") is None
+
+
+def test_runs_that_verify_and_differ_in_the_middle_are_different(tmp_path: Path) -> None:
+    """Each has the digest of its own metrics, so the step is told."""
+    sides = []
+    for name, loss in (("left", 2.5), ("right", 3.0)):
+        run = Run()
+        run.change_step(3, loss=loss.hex())
+        digest = manifest.metrics_digest(run.write(tmp_path / "draft" / name) / "metrics.jsonl")
+        run.manifest = {"results": run.body()["results"] | {"metrics_sha256": digest}}
+        sides.append(read(run.write(tmp_path / name), weights=True))
+    verdict = compare(sides[0], sides[1])
+    assert (verdict.verdict, verdict.first_difference and verdict.first_difference.step) == ("DIFFERENT", 3)
 
 
 def test_both_sides_take_the_same_tensor_digests(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitbuild.archive import Archive, check, read, verify
+from kitbuild.archive import Archive, KitTar, check, read, verify
 from kitbuild.archive.documents import parse_metrics
 from kitbuild.archive.models import exact_float
 from kitbuild.errors import LockError, UsageError, VerificationError
@@ -200,7 +200,7 @@ def test_every_tampered_document_is_named(run_dir: Path) -> None:
         "manifest.json:data.fingerprint",
         "manifest.json:results.loss_last",
     ]
-    assert "(and 4 more)" in caught.value.message
+    assert caught.value.message == f"{run_dir} does not verify: 5 problems"
 
 
 @pytest.mark.parametrize(
@@ -337,6 +337,22 @@ def test_what_is_no_run_is_a_usage_error(tmp_path: Path, make: str) -> None:
         read(path)
     expected = {"nothing": f"{path} does not exist", "empty": f"{path} is not a run: it has no manifest.json"}
     assert caught.value.message == expected[make]
+
+
+@pytest.mark.parametrize("content", [b"", b"kitbuild: 1\nname: tiny\n", b"\0" * 1024])
+def test_a_file_that_is_no_tar_is_a_usage_error(tmp_path: Path, content: bytes) -> None:
+    """A recipe in the place of a run is exit 2; a file that is called a packed run, and is not, is damaged: exit 7."""
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    for refuse in (read, KitTar.read):
+        with pytest.raises(UsageError) as caught:
+            refuse(path)
+        assert caught.value.message == f"{path} is neither a run directory nor a .kit.tar"
+        assert "name a run directory" in str(caught.value.hint)
+    if content.startswith(b"kitbuild"):
+        damaged = path.rename(tmp_path / "x.kit.tar")
+        with pytest.raises(VerificationError, match=r"is not a \.kit\.tar"):
+            read(damaged)
 
 
 @given(st.floats())

@@ -95,8 +95,18 @@ def test_a_summary_says_what_a_person_asks(tmp_path: Path) -> None:
     found = show(read(Run().write(tmp_path / "run")))
     assert (found.state, found.steps, found.loss_first, found.loss_last) == ("complete", 5, 2.875, 2.375)
     assert (found.exact_match_before, found.exact_match_after) == (0.0, 0.75)
+    assert (found.loss_before, found.loss_after) == (2.0, 1.0)
     assert (found.device, found.seed, found.tensors, found.environment_locked) == ("cpu", 42, 2, True)
     assert found.as_json()["name"] == "run"
+
+
+@pytest.mark.parametrize(
+    "evaluate", [None, {"before": None, "after": 3}, {"before": {"loss": "x"}, "after": {"loss": 1}}]
+)
+def test_a_held_out_loss_that_is_not_there_is_none(tmp_path: Path, evaluate: object) -> None:
+    """No evaluation, or one that a stranger wrote, is no number and no crash."""
+    found = show(read(Run(manifest={"results": {"evaluate": evaluate}}).write(tmp_path / "run")))
+    assert (found.loss_before, found.loss_after) == (None, None)
 
 
 def test_a_list_shows_every_run_and_what_is_wrong_with_it(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 - the parser's names
         self.tags.append(tag)
-        if tag not in {"meta", "path", "rect"}:
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 - likewise
@@ -67,6 +67,23 @@ def test_the_page_holds_verdict_charts_causes_and_manifests(tmp_path: Path) -> N
         "Manifests",
     ]
     assert outline.tags.count("svg") == 4
+
+
+def test_every_attribute_is_quoted(tmp_path: Path) -> None:
+    """An unquoted value before `/>` takes the slash in, and a browser then nests all that follows."""
+    text = report(tmp_path, Run(), Run())
+    assert re.findall(r"<[a-z][^>]*\s[a-z-]+=[^\"\s>][^>]*>", text) == []
+    assert text.count('stroke-dasharray="5,3"/>') == 3
+    svg = text[text.index("<svg") : text.index("</svg>")]
+    assert re.findall(r"<(?:path|rect)[^>]*[^/]>", svg) == []
+    assert svg.count("<text") == 4
+
+
+def test_both_manifests_fit_the_window(tmp_path: Path) -> None:
+    """A long line wraps; it does not push the other side off the screen."""
+    text = report(tmp_path, Run(), Run(device={"name": "x" * 5000}))
+    assert "grid-template-columns:minmax(0,1fr) minmax(0,1fr)" in text
+    assert re.search(r"\npre\{[^}]*white-space:pre-wrap;overflow-wrap:anywhere", text)
 
 
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
