@@ -13,6 +13,7 @@ WHEN = {
     determinism.STRICT: "strict",
     determinism.CUDA: "on a GPU",
     determinism.STRICT_CUDA: "strict, on a GPU",
+    determinism.TRACKED: "with `track`",
 }
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kitbuild import archive as archives
 from kitbuild import recipe as recipes
-from kitbuild.errors import ImageError, KitbuildError, RunError, UsageError
+from kitbuild.errors import ImageError, KitbuildError, RunError, StoppedError, UsageError
 from kitbuild.flow.building import build, fetch_all
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.locking import ensure_lock
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kitbuild.run.follow import Stop
 
 ENGINES = ("docker", "local")
+LINE = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Res
     lock = ensure_lock(context, loaded)
     run_dir = _resumed(options.resume, lock) if options.resume else None
     fetch_for(context, lock, loaded, options)
-    return train(context, lock, loaded.content, options, run_dir=run_dir, stop=stop)
+    return train(context, lock, loaded.content, options, run_dir=run_dir, stop=stop, recipe_path=path)
 
 
 def _refuse_without_engine(context: Context, options: RunOptions) -> None:
@@ -82,7 +84,14 @@ def fetch_for(context: Context, lock: Lock, loaded: LoadedRecipe, options: RunOp
 
 
 def train(
-    context: Context, lock: Lock, recipe: bytes, options: RunOptions, *, stop: Stop, run_dir: Path | None = None
+    context: Context,
+    lock: Lock,
+    recipe: bytes,
+    options: RunOptions,
+    *,
+    stop: Stop,
+    run_dir: Path | None = None,
+    recipe_path: Path | None = None,
 ) -> Result:
     """One run of a lock in a run directory of its own (or, resumed, in its old one)."""
     began = time.monotonic()
@@ -98,12 +107,33 @@ def train(
         _drop_if_empty(place)
         if isinstance(error, KitbuildError):
             error.details["run_dir"] = str(place) if place.exists() else None
+        if isinstance(error, StoppedError) and "--resume" in (error.hint or ""):
+            error.hint = resume_hint(place, options, recipe_path)
         raise
-    summary = archives.show(archives.read(place))
+    archive = archives.read(place)
+    summary = archives.show(archive)
     return Result(
         fields={"run_dir": str(place), "exit_code": 0, "seconds": round(time.monotonic() - began, 3)},
-        lines=(*summary_lines(summary), f"archive: {place}"),
+        lines=(*summary_lines(summary), *shown_lines(archive.manifest.results.evaluate), f"archive: {place}"),
     )
+
+
+def resume_hint(run_dir: Path, options: RunOptions, recipe: Path | None) -> str:
+    """The line that goes on with a stopped run, for a shell in the current folder."""
+    words = ["--resume", str(_from_here(run_dir))]
+    if options.engine != "docker":
+        words += ["--engine", options.engine]
+    if options.python is not None:
+        words += ["--python", str(options.python)]
+    if recipe is None:
+        line = f"kitbuild run RECIPE {shlex.join(words)}"
+        return f"reproduce again starts anew; with the recipe and lock that the archive is of, `{line}` goes on"
+    return f"resume with `{shlex.join(['kitbuild', 'run', str(recipe), *words])}`"
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _in_container(context: Context, lock: Lock, recipe: bytes, run_dir: Path, *, resume: bool, stop: Stop) -> None:
@@ -154,7 +184,10 @@ def _resumed(run_dir: Path, lock: Lock) -> Path:
     try:
         old = parse_lock((place / "lock.json").read_bytes(), name=str(place / "lock.json"))
     except OSError as error:
-        raise UsageError(f"{run_dir} is not a run that can be resumed: {error.strerror}") from error
+        raise UsageError(
+            f"{run_dir} is not a run that can be resumed: {error.strerror}",
+            hint="the directory of a run that was stopped, as `kitbuild run` named it; `kitbuild archive list` lists runs",
+        ) from error
     if old.content_sha256 != lock.content_sha256:
         raise UsageError(
             f"{run_dir} was started from another lock ({old.sha256[:12]}, the recipe's is {lock.sha256[:12]})",
@@ -199,7 +232,31 @@ def summary_lines(summary: archives.Summary) -> tuple[str, ...]:
     """What a user wants to see first: did it learn."""
     lines = [f"{summary.steps} steps on {summary.device}, {summary.state}"]
     if summary.loss_first is not None and summary.loss_last is not None:
-        lines.append(f"loss {summary.loss_first:.4f} → {summary.loss_last:.4f}")
+        lines.append(f"training loss {summary.loss_first:.4f} → {summary.loss_last:.4f}")
+    held_out = []
+    if summary.loss_before is not None and summary.loss_after is not None:
+        held_out.append(f"loss {summary.loss_before:.4f} → {summary.loss_after:.4f}")
     if summary.exact_match_before is not None and summary.exact_match_after is not None:
-        lines.append(f"exact match {summary.exact_match_before:.1%} → {summary.exact_match_after:.1%} (held-out)")
+        held_out.append(f"exact match {summary.exact_match_before:.1%} → {summary.exact_match_after:.1%}")
+    if held_out:
+        lines.append(f"held-out {', '.join(held_out)}")
     return tuple(lines)
+
+
+def shown_lines(evaluate: dict[str, Any] | None) -> tuple[str, ...]:
+    """A few held-out questions and the trained model's answers to them."""
+    after = (evaluate or {}).get("after")
+    shown = after.get("shown") if isinstance(after, dict) else None
+    return tuple(_shown(item) for item in shown if isinstance(item, dict)) if isinstance(shown, list) else ()
+
+
+def _shown(item: dict[str, Any]) -> str:
+    prompt, answer, expected = (_one_line(item.get(name)) for name in ("prompt", "answer", "expected"))
+    right = item.get("right", answer == expected)
+    return f'"{prompt}" → {answer or "(nothing)"} ' + ("✓" if right else f"✗ (expected: {expected})")
+
+
+def _one_line(text: object) -> str:
+    """As a terminal may show it: what a model says can hold anything."""
+    found = " ".join("".join(sign if sign.isprintable() else " " for sign in str(text or "")).split())
+    return found if len(found) <= LINE else found[: LINE - 1] + "…"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kitbuild.guest.config import Config
 
-ALWAYS, STRICT, CUDA, STRICT_CUDA = "always", "strict", "cuda", "strict cuda"
+ALWAYS, STRICT, CUDA, STRICT_CUDA, TRACKED = "always", "strict", "cuda", "strict cuda", "tracked"
 TORCH_NOTES = "https://docs.pytorch.org/docs/stable/notes/randomness.html"
 TORCH_VARIABLES = "https://docs.pytorch.org/docs/stable/cuda_environment_variables.html"
 ONEDNN_NOTES = "https://uxlfoundation.github.io/oneDNN/dev_guide_attributes_fpmath_mode.html"
@@ -110,7 +110,7 @@ TABLE: tuple[Setting, ...] = (
     _set(
         "WANDB_MODE",
         "offline",
-        ALWAYS,
+        TRACKED,
         "trackers write files only",
         "https://docs.wandb.ai/guides/track/environment-variables",
     ),
@@ -212,6 +212,8 @@ def environment(config: Config) -> dict[str, str | None]:
     modes = {ALWAYS} | ({STRICT} if config.strict else set()) | ({CUDA} if config.cuda else set())
     if config.strict and config.cuda:
         modes.add(STRICT_CUDA)
+    if config.recipe.get("track"):
+        modes.add(TRACKED)
     threads = str(config.launch.threads_per_process)
     chosen = {setting.name: setting.value for setting in TABLE if setting.when in modes}
     chosen = {name: threads if value == THREADS else value for name, value in chosen.items()}

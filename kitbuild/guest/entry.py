@@ -127,6 +127,9 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
     """Run the phases; the exit code says how it went."""
     places = config.places
     try:
+        if not config.resume and any((places.out / name).exists() for name in ("manifest.json", "exit.json")):
+            text = f"{places.out} holds a run already"
+            return report(terminal, RunError(text, hint="use an empty directory that this user can write"))
         (places.out / "logs").mkdir(parents=True, exist_ok=True)
         rmtree(places.scratch, ignore_errors=True)
         places.scratch.mkdir(parents=True)

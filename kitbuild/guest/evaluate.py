@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from kitbuild.guest.config import Config, Dataset
 
+SHOWN, SHOWN_LENGTH = 3, 200
+
 
 @contextmanager
 def untouched(model: Any) -> Iterator[None]:
@@ -44,7 +46,7 @@ class Evaluation:
         self._trainer, self._tokenizer, self._say = trainer, tokenizer, say
 
     def measure(self, when: str) -> dict[str, Any]:
-        """`loss` (exact), `exact_match`, `examples`."""
+        """`loss` (exact), `exact_match`, `examples`, and the first answers, `shown`."""
         from accelerate.utils import gather_object
 
         accelerator = self._trainer.accelerator
@@ -56,15 +58,18 @@ class Evaluation:
             prepared = self._prepared()
             for index in range(rank, len(starts), world):
                 rows = self._rows.select(range(starts[index], min(starts[index] + self._batch, len(self._rows))))
-                right, asked = self._exact(model, rows)
-                mine.append((index, self._loss(model, prepared, starts[index]), right, asked))
+                answers = self._answers(model, rows)
+                right = sum(answer["right"] for answer in answers)
+                summed = self._loss(model, prepared, starts[index])
+                mine.append((index, summed, right, len(answers), answers[:SHOWN] if index < SHOWN else []))
                 self._say(f"evaluate {when}: {min(starts[index] + self._batch, len(self._rows))} of {len(self._rows)}")
         found = sorted(gather_object(mine)) if world > 1 else mine
         tokens = sum(item[1][1] for item in found)
         loss = sum(item[1][0] for item in found) / max(tokens, 1)
         asked = sum(item[3] for item in found)
         match = sum(item[2] for item in found) / asked if asked else None
-        return {"loss": loss.hex(), "exact_match": match, "examples": len(self._rows)}
+        shown = [answer for item in found for answer in item[4]][:SHOWN]
+        return {"loss": loss.hex(), "exact_match": match, "examples": len(self._rows), "shown": shown}
 
     def _prepared(self) -> list[Any]:
         """The rows as the trainer would see them, not packed; one batch each so that no row moves."""
@@ -90,13 +95,13 @@ class Evaluation:
             out = model(**{name: tensor.to(model.device) for name, tensor in batch.items()}, use_cache=False)
         return float(out.loss.double()) * count, count
 
-    def _exact(self, model: Any, rows: Any) -> tuple[int, int]:
-        """How many greedy continuations are the expected text."""
+    def _answers(self, model: Any, rows: Any) -> list[dict[str, Any]]:
+        """The greedy continuations, and whether each is the expected text."""
         import torch
 
         pairs = [pair for row in rows if (pair := question(row))]
         if not pairs:
-            return 0, 0
+            return []
         tokenizer = self._tokenizer
         texts = [self._text(prompt) for prompt, _ in pairs]
         held = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
@@ -108,9 +113,7 @@ class Evaluation:
                 eos_token_id=_ends(model, tokenizer),
             )  # fmt: skip
         told = tokenizer.batch_decode(out[:, held["input_ids"].shape[1] :], skip_special_tokens=True)
-        return sum(text.strip() == expected.strip() for text, (_, expected) in zip(told, pairs, strict=True)), len(
-            pairs
-        )
+        return [answered(prompt, text, expected) for text, (prompt, expected) in zip(told, pairs, strict=True)]
 
     def _text(self, prompt: Any) -> str:
         if isinstance(prompt, str):
@@ -122,6 +125,13 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
     given = model.generation_config.eos_token_id
     held = given if isinstance(given, list) else [given]
     return sorted({item for item in [*held, tokenizer.eos_token_id] if item is not None})
+
+
+def answered(prompt: Any, answer: str, expected: str) -> dict[str, Any]:
+    """What was asked, last, and what was said to it, for the eye: long texts are cut, after they were compared."""
+    asked = prompt if isinstance(prompt, str) else str((prompt[-1] if prompt else {}).get("content") or "")
+    texts = {"prompt": asked, "answer": answer.strip(), "expected": expected.strip()}
+    return {name: text[:SHOWN_LENGTH] for name, text in texts.items()} | {"right": texts["answer"] == texts["expected"]}
 
 
 def question(row: dict[str, Any]) -> tuple[Any, str] | None:

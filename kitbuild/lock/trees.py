@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import Problem, RecipeError, ResolveError
 from kitbuild.lock.models import LockedDataset, LockedFile, LockedModel, LockedTree
+from kitbuild.lock.rows import check_rows
 from kitbuild.lock.splits import FORMATS, config_names, split_files
 from kitbuild.store import sha256_file
 
@@ -79,6 +80,8 @@ class Trees:
                 f"{key}: {dataset.repo or dataset.path} has {found}; one format is needed",
                 hint=f"formats that are read: {', '.join(FORMATS)}",
             )
+        if dataset.path is not None:
+            self._check_rows(dataset.path, data_files, key=key)
         return LockedDataset.model_validate(
             {
                 "tree": tree,
@@ -89,6 +92,13 @@ class Trees:
                 "weight": dataset.weight,
             }
         )
+
+    def _check_rows(self, path: str, data_files: Iterable[str], *, key: str) -> None:
+        place = self._folder / path
+        if place.is_file():
+            check_rows([(place, path)], key=key)
+        else:
+            check_rows([(place / name, f"{path.rstrip('/')}/{name}") for name in data_files], key=key)
 
     def _tree(self, where: Located, repo_type: RepoType, patterns: tuple[str, ...], *, key: str) -> LockedTree:
         if where.path is not None:

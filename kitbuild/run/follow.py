@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -143,7 +144,13 @@ def raise_for(code: int, process: Process, run_dir: Path, *, stop: Stop | None =
     kind, hint = _ERRORS.get(code, RunError), told.get("hint") or where
     if kind is VerificationError and any(problem.file for problem in problems):
         hint = "nothing was trained; remove what is damaged with `kitbuild store verify --repair`, and run again"
-    raise kind(str(told.get("message") or "the run failed"), hint=hint, problems=problems)
+    raise kind(str(told.get("message") or "the run failed"), hint=_located(str(hint), run_dir), problems=problems)
+
+
+def _located(hint: str, run_dir: Path) -> str:
+    """The guest names its logs from the run directory, which only the host knows by its path."""
+    found = re.sub(r"(?<![\w/])logs/", lambda _: f"{run_dir}/logs/", hint)
+    return found if found == hint else found.replace(" of the run directory", "")
 
 
 def _nothing_done(code: int, told: dict[str, Any]) -> bool:

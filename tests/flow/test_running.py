@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kitbuild.errors import ImageError, LockError, RunError, UsageError
+from kitbuild.errors import ImageError, LockError, RunError, StoppedError, UsageError
 from kitbuild.flow import running
 from kitbuild.flow.context import Context
-from kitbuild.flow.running import RunOptions, summary_lines
+from kitbuild.flow.running import RunOptions, shown_lines, summary_lines
 from kitbuild.lock.models import Lock
 from kitbuild.progress import Silent
 from kitbuild.recipe import starter
@@ -78,8 +78,8 @@ def test_finished_run_is_read_back(context: Context, tmp_path: Path, monkeypatch
     assert result.fields["exit_code"] == 0
     assert result.lines == (
         "5 steps on cpu, complete",
-        "loss 2.8750 → 2.3750",
-        "exact match 0.0% → 75.0% (held-out)",
+        "training loss 2.8750 → 2.3750",
+        "held-out loss 2.0000 → 1.0000, exact match 0.0% → 75.0%",
         f"archive: {run_dir}",
     )
 
@@ -96,6 +96,61 @@ def test_failed_run_names_its_directory(context: Context, tmp_path: Path, monkey
         train(context, tmp_path / "runs")
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert raised.value.details == {"run_dir": str(run_dir)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"recipe": "a b.yaml"}, "resume with `kitbuild run 'a b.yaml' --resume RUN`"),
+        (
+            {"recipe": "a.yaml", "engine": "local", "python": Path("/bin/sh")},
+            "resume with `kitbuild run a.yaml --resume RUN --engine local --python /bin/sh`",
+        ),
+        (
+            {},
+            "reproduce again starts anew; with the recipe and lock that the archive is of, `kitbuild run RECIPE --resume RUN` goes on",
+        ),
+    ],
+)
+def test_stopped_run_says_how_to_go_on(
+    changes: dict[str, Any], expected: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that works from here: the real recipe, engine and directory, short where that is below."""
+
+    def stopped(run_dir: Path) -> None:
+        (run_dir / "exit.json").write_text("{}")
+        raise StoppedError("stopped on request", hint="resume with kitbuild run --resume RUN")
+
+    playing(monkeypatch, stopped)
+    monkeypatch.setattr(running, "_locally", running._in_container)
+    place = tmp_path / "runs" / "x"
+    place.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    path = Path(changes["recipe"]) if changes else None
+    given = options(tmp_path / "runs", **{key: value for key, value in changes.items() if key != "recipe"})
+    for here, shown in ((tmp_path, "runs/x"), (tmp_path / "elsewhere", str(place))):
+        monkeypatch.chdir(here)
+        with pytest.raises(StoppedError) as raised:
+            running.train(context, LOCK, RECIPE, given, stop=Stop(), run_dir=place, recipe_path=path)
+        assert raised.value.hint == expected.replace("RUN", shown)
+
+
+def test_answers_are_shown() -> None:
+    """Right ones with a tick, wrong ones with what was expected; a model's line breaks and escapes reach no terminal."""
+    shown = [
+        {"prompt": "Lamp at\n80.", "answer": "light 80%", "expected": "light 80%", "right": True},
+        {"prompt": "Off.", "answer": "\x1b[31m", "expected": "light off", "right": False},
+        {"prompt": "Off.", "answer": "", "expected": "light off"},
+        3,
+    ]
+    assert shown_lines({"before": None, "after": {"shown": shown}}) == (
+        '"Lamp at 80." → light 80% ✓',
+        '"Off." → [31m ✗ (expected: light off)',
+        '"Off." → (nothing) ✗ (expected: light off)',
+    )
+    given: tuple[Any, ...] = (None, {}, {"after": None}, {"after": {"loss": "0x1p+0"}}, {"after": {"shown": "x"}})
+    for evaluate in given:
+        assert shown_lines(evaluate) == ()
 
 
 @pytest.mark.parametrize("error", [RunError("the engine refused"), KeyboardInterrupt(), ZeroDivisionError()])
@@ -134,8 +189,9 @@ def test_resume_needs_a_run_of_the_same_lock(tmp_path: Path) -> None:
     other = Run(lock=lock_body(target="cuda129")).write(tmp_path / "other")
     with pytest.raises(UsageError, match="was started from another lock"):
         running._resumed(other, LOCK)
-    with pytest.raises(UsageError, match="is not a run that can be resumed"):
+    with pytest.raises(UsageError, match="is not a run that can be resumed") as raised:
         running._resumed(tmp_path / "none", LOCK)
+    assert "kitbuild archive list" in str(raised.value.hint)
     (own / "lock.json").write_text("{")
     with pytest.raises(LockError, match="is not JSON"):
         running._resumed(own, LOCK)
@@ -167,10 +223,10 @@ def test_options_that_do_not_go_together(changes: dict[str, Any], message: str, 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"steps": []}, ("0 steps on cpu, complete", "exact match 0.0% → 75.0% (held-out)")),
+        ({"steps": []}, ("0 steps on cpu, complete", "held-out loss 2.0000 → 1.0000, exact match 0.0% → 75.0%")),
         (
             {"manifest": {"results": {"steps": 5, "evaluate": None}}},
-            ("5 steps on cpu, complete", "loss 2.8750 → 2.3750"),
+            ("5 steps on cpu, complete", "training loss 2.8750 → 2.3750"),
         ),
     ],
 )

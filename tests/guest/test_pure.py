@@ -173,6 +173,13 @@ def test_environment_table(build: Callable[..., Root]) -> None:
     assert len({setting.name for setting in determinism.TABLE}) == len(determinism.TABLE)
 
 
+@pytest.mark.parametrize(("track", "expected"), [([], None), (["wandb"], "offline")])
+def test_trackers_write_files_only(track: list[str], expected: str | None, build: Callable[..., Root]) -> None:
+    """Only a recipe that tracks hears of it: Transformers prints a line about wandb wherever the variable is set."""
+    config = Config.read(build(track=track).environ)
+    assert determinism.environment(config).get("WANDB_MODE") == expected
+
+
 @pytest.mark.parametrize(("mode", "expected"), [("strict", ":4096:8"), ("record", None)])
 def test_cuda_environment(build: Callable[..., Root], mode: str, expected: str | None) -> None:
     """Strict fixes cuBLAS's workspace; record leaves it."""
@@ -309,6 +316,32 @@ def test_failure_leaves_a_record(build: Callable[..., Root]) -> None:
     assert "kit: error: 1 of " in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads((root.out / "manifest.json").read_bytes())["complete"] is False
+
+
+@pytest.mark.parametrize("name", ["exit.json", "manifest.json"])
+def test_a_run_is_not_written_over(name: str, build: Callable[..., Root]) -> None:
+    """A `docker run` line that is pasted again: exit 6, and what was recorded stays byte for byte."""
+    root = build()
+    root.out.mkdir(exist_ok=True)
+    (root.out / name).write_text("kept")
+    environ = {**root.environ, "PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"], "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-S", "-m", "kitbuild.guest", "train"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 6
+    assert f"{root.out} holds a run already (hint: use an empty directory that this user can write)" in done.stderr
+    assert {path.name: path.read_text() for path in root.out.iterdir()} == {name: "kept"}
+
+
+def test_answers_are_cut_after_they_are_compared() -> None:
+    """The last message is what was asked; two long texts that differ at their ends are not the same answer."""
+    from kitbuild.guest.evaluate import answered  # noqa: PLC0415
+
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    assert answered(asked, " a\n", "a") == {"prompt": "u", "answer": "a", "expected": "a", "right": True}
+    long = answered("p" * 300, "a" * 300, "a" * 301)
+    assert [len(long[key]) for key in ("prompt", "answer", "expected")] == [200, 200, 200]
+    assert long["right"] is False
+    assert answered([], "a", "b")["prompt"] == ""
 
 
 def test_cache_that_cannot_be_written(build: Callable[..., Root]) -> None:

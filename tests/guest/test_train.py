@@ -45,6 +45,8 @@ def test_two_runs_are_identical_and_everything_is_recorded(guest: Guest) -> None
     assert [item["repo"] for item in manifest["kernels"]] == [ATTENTION, LAYERS]
     assert manifest["results"]["evaluate"]["after"]["loss"] != manifest["results"]["evaluate"]["before"]["loss"]
     assert manifest["results"]["evaluate"] == second.manifest["results"]["evaluate"]
+    assert len(manifest["results"]["evaluate"]["after"]["shown"]) == 3
+    assert set(manifest["results"]["evaluate"]["before"]["shown"][0]) == {"prompt", "answer", "expected", "right"}
     assert manifest["results"]["loss_last"] == first.metrics[-1]["loss"]
     assert f"{ATTENTION}@{ATTENTION_COMMIT}" == manifest["attention"]["used"]
     assert {"exit_code": 0, "code": "ok", "steps_done": 4, "steps": 4}.items() <= first.exit.items()

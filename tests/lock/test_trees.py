@@ -73,6 +73,9 @@ MODEL = {
 }
 
 
+ROW = '{"text": "a"}\n'
+
+
 def test_a_model_of_the_hub(hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store) -> None:
     """Weights, configuration and tokenizer at the branch's commit; cards and licences stay where they are."""
     notes = Notes()
@@ -179,7 +182,7 @@ def test_a_split_that_is_not_there(hub_environ: dict[str, str], folder: Path, st
 def test_formats(folder: Path, store: Store) -> None:
     """A folder of one format is read; two formats at once, and none, are exit 4 and name what was found."""
     asked = trees(folder, store)
-    write(folder, {"one/a.jsonl": "{}", "one/b.json": "{}", "two/a.jsonl": "{}", "two/b.csv": "a", "none/a.bin": "x"})
+    write(folder, {"one/a.jsonl": ROW, "one/b.json": ROW, "two/a.jsonl": ROW, "two/b.csv": "a", "none/a.bin": "x"})
     assert asked.dataset(Dataset(path="one"), key="dataset.0").data_files == ("a.jsonl", "b.json")
     with pytest.raises(ResolveError, match=r"^dataset\.0: two has csv, json; one format is needed$"):
         asked.dataset(Dataset(path="two"), key="dataset.0")
@@ -189,10 +192,20 @@ def test_formats(folder: Path, store: Store) -> None:
 
 def test_one_file(folder: Path, store: Store) -> None:
     """A dataset that is one file is a tree of it, whatever folder it lies in."""
-    write(folder, {"data/chats.jsonl": "{}\n"})
+    write(folder, {"data/chats.jsonl": ROW})
     found = trees(folder, store).dataset(Dataset(path="data/chats.jsonl", weight=0.5), key="dataset.0")
     assert (found.tree.path, found.data_files, found.weight) == ("data/chats.jsonl", ("chats.jsonl",), 0.5)
     assert store.has(found.tree.files[0].sha256)
+
+
+def test_a_row_that_cannot_be_trained_on(folder: Path, store: Store) -> None:
+    """Exit 2 while locking, with the file as the recipe names it: of one file, and of a folder."""
+    write(folder, {"rows.jsonl": ROW + '{"foo": 1}\n', "data/a.jsonl": ROW, "data/b.jsonl": "no\n"})
+    asked = trees(folder, store)
+    with pytest.raises(RecipeError, match=r"^dataset\.0: rows\.jsonl:2: a row has foo; needed: messages, or prompt"):
+        asked.dataset(Dataset(path="rows.jsonl"), key="dataset.0")
+    with pytest.raises(RecipeError, match=r"^evaluate\.dataset: data/b\.jsonl:1: is not JSON"):
+        asked.dataset(Dataset(path="data/"), key="evaluate.dataset")
 
 
 def test_local_paths_that_fail(folder: Path, store: Store) -> None:

@@ -187,6 +187,23 @@ def test_guest_code_is_ours(code: int, kind: type[KitbuildError], tmp_path: Path
     assert raised.value.problems == (Problem(message="is missing", file="/inputs/model/x"),)
 
 
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("the traceback is in logs/rank-0.log of the run directory", "the traceback is in RUN/logs/rank-0.log"),
+        ("please report it, with logs/guest.log", "please report it, with RUN/logs/guest.log"),
+        ("see /other/logs/guest.log", "see /other/logs/guest.log"),
+        ("free space for the run directory", "free space for the run directory"),
+    ],
+)
+def test_hint_names_a_log_by_its_path(hint: str, expected: str, tmp_path: Path) -> None:
+    """The guest knows no path of the host."""
+    left(tmp_path, 6, hint=hint)
+    with pytest.raises(RunError) as raised:
+        raise_for(6, Guest(tmp_path, []), tmp_path)
+    assert raised.value.hint == expected.replace("RUN", str(tmp_path))
+
+
 def test_error_without_a_hint_points_to_the_log(tmp_path: Path) -> None:
     """There is always something to do next."""
     left(tmp_path, 6, hint=None)
