@@ -53,14 +53,17 @@ def test_shipped_recipes(path: Path) -> None:
 def test_shipped_set() -> None:
     """There is a recipe for each CUDA, and two for a CPU."""
     targets = {path.stem: read(path).recipe.image.target for path in SHIPPED}
-    assert targets.items() >= {
-        "qwen3-0.6b": "cuda129",
-        "qwen3-8b": "cuda129",
-        "qwen3-8b-cuda128": "cuda128",
-        "smollm2-135m-cpu": "cpu",
-        "tiny-cpu": "cpu",
-        "tiny-kernels": "cpu",
-    }.items()
+    assert (
+        targets.items()
+        >= {
+            "qwen3-0.6b": "cuda129",
+            "qwen3-8b": "cuda129",
+            "qwen3-8b-cuda128": "cuda128",
+            "smollm2-135m-cpu": "cpu",
+            "tiny-cpu": "cpu",
+            "tiny-kernels": "cpu",
+        }.items()
+    )
 
 
 def test_cuda_128_differs_in_cuda_only() -> None:
