@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kitbuild.store import Store
 
 pytestmark = pytest.mark.docker
-STEPS = 40
+STEPS = 150
 LONG = {
     "max_steps: 10": f"max_steps: {STEPS}",
     "evaluate:                            # before and after training\n": "",
