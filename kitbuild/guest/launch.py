@@ -11,7 +11,6 @@ import gc
 import importlib
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -19,19 +18,17 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.errors import KitbuildError, RunError, StoppedError
+from kitbuild.errors import RunError, StoppedError
+from kitbuild.guest import failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from kitbuild.guest.config import Config
 
 PR_SET_PDEATHSIG = 1
 SHUTDOWN_SECONDS = 15
-# What the ranks that are left say when one is gone (Gloo, NCCL).
-LOST_PEER = re.compile(r"gloo|NCCL|[Cc]onnection (?:closed|reset)|Broken pipe")
-MEMORY_HINT = "give the container more memory, or use a smaller batch.micro, then resume"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -165,12 +162,12 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     try:
         elastic_launch(LaunchConfig(**{key: value for key, value in wanted.items() if key in known}), worker)()
     except ChildFailedError as error:
-        raise first_error(
-            scratch, {rank: item.exitcode for rank, item in error.failures.items()}, stop, ranks
+        raise failures.first_error(
+            scratch, {rank: item.exitcode for rank, item in error.failures.items()}, ranks, stopping=stop.requested
         ) from error
     results = {int(path.stem.split("-")[1]): json.loads(path.read_bytes()) for path in scratch.glob("result-*.json")}
     if len(results) != launch.processes_per_node:
-        raise first_error(scratch, {}, stop, ranks)
+        raise failures.first_error(scratch, {}, ranks, stopping=stop.requested)
     return results
 
 
@@ -183,44 +180,6 @@ def _rendezvous(config: Config) -> dict[str, Any]:
         "rdzv_endpoint": f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}",
         "rdzv_configs": {"rank": int(environ["NODE_RANK"])},
     }
-
-
-def first_error(scratch: Path, exit_codes: dict[int, int], stop: Stop, ranks: Iterable[int]) -> KitbuildError:
-    """What came first: a worker that was killed (the others then lose their connection), else what one wrote."""
-    killed = _killed(exit_codes)
-    if killed is not None:
-        return killed
-    held = {int(path.stem.split("-")[1]): json.loads(path.read_bytes()) for path in scratch.glob("error-*.json")}
-    told = list(held.values())
-    silent = sorted(set(ranks) - set(held))
-    if told and silent and all(LOST_PEER.search(item["message"]) for item in told):
-        text = f"worker {silent[0]} was killed or crashed, and the others lost their connection to it"
-        return RunError(text, hint=MEMORY_HINT)
-    if told:
-        return revive(min(told, key=lambda item: item["time"]))
-    if stop.requested:
-        return StoppedError("stopped before the first step", hint="start or resume it again; no step was lost")
-    return RunError(f"a worker ended without a result (exit codes {exit_codes})", hint="see logs/rank-0.log")
-
-
-def _killed(exit_codes: dict[int, int]) -> RunError | None:
-    for rank, code in sorted(exit_codes.items()):
-        if code == -signal.SIGKILL:
-            text = f"worker {rank} was killed (SIGKILL): the memory limit, or someone's kill -9"
-            return RunError(text, hint=MEMORY_HINT)
-        if code < 0 and code != -signal.SIGTERM:
-            return RunError(f"worker {rank} died of {signal.Signals(-code).name}", hint=f"see logs/rank-{rank}.log")
-    return None
-
-
-def revive(told: dict[str, Any]) -> KitbuildError:
-    """An error of the family, as a worker wrote it down."""
-    classes = {item.code: item for item in _family(KitbuildError)}
-    return classes.get(told["code"], KitbuildError)(told["message"], hint=told["hint"])
-
-
-def _family(parent: type[KitbuildError]) -> list[type[KitbuildError]]:
-    return [parent, *(item for child in parent.__subclasses__() for item in _family(child))]
 
 
 def enter_worker(parent: int) -> None:

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import errno
-import json
 import os
 import signal
 import sys
 import time
 import traceback
 from collections import Counter
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import torch
 import transformers
 from trl import SFTConfig
 
-from kitbuild.errors import KitbuildError, RecipeError, RunError, VerificationError
-from kitbuild.guest import data, determinism, kernels, launch, manifest, record, selftest
+from kitbuild.errors import RunError
+from kitbuild.guest import arguments, data, determinism, failures, kernels, launch, manifest, record, strategy
+from kitbuild.guest import model as models
 from kitbuild.guest.evaluate import Evaluation
 from kitbuild.guest.trainer import KitTrainer, Recorder, last_checkpoint
 
 if TYPE_CHECKING:
     from kitbuild.guest.config import Config
-
-DISTRIBUTED = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "GROUP_WORLD_SIZE",
-)
-STRATEGY_TYPES = {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}
 
 
 class LigerPatched(transformers.TrainerCallback):  # type: ignore[misc]
@@ -83,7 +65,7 @@ class Worker:
             result = self.work()
         except Exception as error:  # noqa: BLE001 - any error becomes a message and exit 6
             traceback.print_exc()
-            known = classify(error)
+            known = failures.classify(error)
             told = {"code": known.code, "message": known.message, "hint": known.hint, "time": time.time()}
             record.write_json(places.scratch / f"error-{self.rank}.json", told)
             sys.exit(1)
@@ -99,16 +81,12 @@ class Worker:
     def work(self) -> dict[str, Any]:
         """Set-up, training, record, in this order."""
         config = self.config
-        if config.launch.world_size == 1:
-            # As without a launcher: no process group, no DistributedDataParallel around the model.
-            for name in DISTRIBUTED:
-                os.environ.pop(name, None)
-        elif config.cuda:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        strategy.enter(config)
         determinism.apply_flags(config)
         transformers.set_seed(config.seed)
         clock = time.perf_counter()
-        tokenizer, model, replaced = self.load()
+        self.phase("load", f"model, attention {config.attention} (recipe)")
+        tokenizer, model, replaced = models.load(config, self.calls)
         self.seconds["load"] = time.perf_counter() - clock
         if self.mode == "selftest":
             return {"kernels": [str(kernel) for kernel in config.kernels]}
@@ -116,49 +94,17 @@ class Worker:
         self.phase("load", "data and trainer")
         trainer = self.trainer(tokenizer, model)
         self.seconds["data"] = time.perf_counter() - clock
-        proven = self.proven(trainer)
+        proven = strategy.proven(config, trainer, rank=self.rank)
         determinism.check(config, when="while the trainer was set up")
         kernels.compare(config, None)
         return self.train(trainer, tokenizer, proven, replaced)
 
-    def load(self) -> tuple[Any, Any, Any]:
-        """Tokenizer and model on locked kernels, each kernel tested in the model's own shape."""
-        config, places = self.config, self.config.places
-        self.phase("load", f"model, attention {config.attention} (recipe)")
-        local = {"local_files_only": True, "trust_remote_code": bool(config.recipe["model"].get("trust_remote_code"))}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(config.tokenizer_folder, **local)
-        template = places.inputs / "chat_template.jinja"
-        if template.exists():
-            tokenizer.chat_template = template.read_text()
-        module = kernels.load_attention(config, self.calls)
-        folder = places.inputs / "model"
-        if config.has_weights:
-            settings = transformers.AutoConfig.from_pretrained(folder, **local)
-        else:
-            given = dict(config.raw["model"]["config"])
-            settings = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
-        if module is not None:
-            selftest.attention(config, module, shape(settings))
-        dtype = getattr(torch, config.recipe["model"]["dtype"])
-        chosen = {"attn_implementation": config.attention, "dtype": dtype}
-        if config.has_weights:
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, **local, **chosen)
-        else:
-            # On the CPU whatever trains: the same first weights on every device.
-            model = transformers.AutoModelForCausalLM.from_config(settings, **chosen)
-        if config.cuda:
-            model = model.to("cuda")
-        model.train()
-        replaced = kernels.kernelize_layers(model, config, self.calls)
-        selftest.layers(config, replaced)
-        return tokenizer, model, replaced
-
     def trainer(self, tokenizer: Any, model: Any) -> KitTrainer:
         """The trainer from the lock's values, and those of ours that follow from it."""
         config = self.config
-        check_defaults(config)
-        args = SFTConfig(**arguments(config))
-        check_arguments(config, args)
+        arguments.check_defaults(config)
+        args = SFTConfig(**arguments.given(config))
+        arguments.check(config, args)
         peft = None
         if config.recipe.get("lora"):
             from peft import LoraConfig
@@ -184,30 +130,6 @@ class Worker:
         if config.recipe.get("liger"):
             trainer.add_callback(LigerPatched())
         return trainer
-
-    def proven(self, trainer: KitTrainer) -> dict[str, Any]:
-        """What the rank really runs as; asked for and silently not done is an error."""
-        accelerator = trainer.accelerator
-        kind = str(accelerator.distributed_type).rpartition(".")[2]
-        config = self.config
-        wanted = STRATEGY_TYPES.get(config.launch.strategy)
-        if (wanted and kind != wanted) or accelerator.num_processes != config.launch.world_size:
-            asked = f"{config.launch.strategy} on {config.launch.world_size} processes"
-            raise RunError(
-                f"{asked} was asked for, {kind} on {accelerator.num_processes} was set up",
-                hint="use launch.strategy: ddp",
-            )
-        used = attention_of(trainer.model)
-        if used != config.attention:
-            raise RunError(
-                f"attention is {used}, the lock says {config.attention}", hint="lock again; report it if it stays"
-            )
-        return {
-            "rank": self.rank,
-            "distributed_type": kind,
-            "device": str(accelerator.device),
-            "threads": torch.get_num_threads(),
-        }
 
     def train(self, trainer: KitTrainer, tokenizer: Any, proven: dict[str, Any], replaced: Any) -> dict[str, Any]:
         """Evaluate, train, compare, save, evaluate."""
@@ -240,7 +162,8 @@ class Worker:
         if evaluation:
             self.status.write("evaluate", "after training")
             result["evaluate"]["after"] = self.timed("evaluate_after", lambda: evaluation.measure("after"))
-        self.timed("save", lambda: self.save(trainer, tokenizer))
+        self.status.write("record", "saving the model")
+        self.timed("save", lambda: models.save(config, trainer, tokenizer, first=self.rank == 0))
         if self.rank == 0:
             result["weights"] = manifest.weights(config.places.out / "model")
         return result
@@ -275,31 +198,15 @@ class Worker:
         return {
             "device": manifest.device(config),
             "build": manifest.build(),
-            "arguments": resolved(trainer.args),
+            "arguments": arguments.resolved(trainer.args),
             "attention": {
                 "requested": (config.recipe.get("kernels") or {}).get("attention", "sdpa"),
-                "used": attention_of(trainer.model),
+                "used": models.attention_of(trainer.model),
             },
             "liger": {"options": liger, "patched": kernels.liger_patched(trainer.model)} if liger else None,
             "layers": sorted({type(module).__name__ for module, _, _ in replaced}),
             "rows": len(trainer.train_dataset),
         }
-
-    def save(self, trainer: KitTrainer, tokenizer: Any) -> None:
-        """Full weights as safetensors; an adapter is kept beside the merged model."""
-        folder, config = self.config.places.out / "model", self.config
-        self.status.write("record", "saving the model")
-        if config.launch.strategy != "ddp":
-            trainer.save_model(str(folder))
-        elif self.rank == 0:
-            model = trainer.accelerator.unwrap_model(trainer.model)
-            if config.recipe.get("lora"):
-                model.save_pretrained(str(config.places.out / "adapter"))
-                model = model.merge_and_unload()
-            # The kernel is named in the archive; a model folder must load where the kernel is not.
-            model.config._attn_implementation_internal = None  # noqa: SLF001
-            model.save_pretrained(str(folder))
-            tokenizer.save_pretrained(str(folder))
 
     def timed(self, name: str, work: Any) -> Any:
         """Do it and keep how long it took."""
@@ -330,99 +237,3 @@ class Worker:
             f"step {line['step']}/{steps} loss {line['loss']:.4f} {speed:,.0f} tokens/s, {left:.0f} s left",
             every_seconds=every,
         )
-
-
-def attention_of(model: Any) -> str:
-    """The attention implementation in force."""
-    return str(model.config._attn_implementation)  # noqa: SLF001 - there is no public name
-
-
-def shape(settings: Any) -> dict[str, int]:
-    """Heads and width of the model's attention."""
-    text = settings.get_text_config()
-    heads = text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return {"heads": heads, "kv_heads": getattr(text, "num_key_value_heads", None) or heads, "head_dim": width}
-
-
-def arguments(config: Config) -> dict[str, Any]:
-    """SFTConfig's arguments: what the lock decided, and where checkpoints go here."""
-    locked = config.raw["defaults"]["arguments"]
-    given = {name: item["value"] for name, item in locked.items() if item["origin"] != "library"}
-    if not config.locked:
-        known = {item.name for item in dataclasses.fields(SFTConfig)}
-        given = {name: value for name, value in given.items() if name in known}
-    return {**given, "output_dir": str(config.places.checkpoints)}
-
-
-def check_arguments(config: Config, args: SFTConfig) -> None:
-    """What the lock decided against what is in force after the library's own resolution (exit 7)."""
-    allowed, wrong = set(config.raw["defaults"]["device_dependent"]), []
-    for name, item in config.raw["defaults"]["arguments"].items():
-        wanted, found = item["value"], plain(getattr(args, name, item["value"]))
-        scalar = isinstance(wanted, bool | int | float | str) and isinstance(found, type(wanted))
-        if scalar and item["origin"] != "library" and name not in allowed and wanted != found:
-            wrong.append(f"{name} is {found!r}, the lock says {wanted!r}")
-    if wrong:
-        raise VerificationError(f"arguments in force are not the locked ones: {'; '.join(wrong)}", hint="lock again")
-
-
-def check_defaults(config: Config) -> None:
-    """The declared defaults in force against the lock's (exit 7): another library would train otherwise."""
-    declared = config.raw["defaults"]["declared"].get("trl.SFTConfig")
-    if not declared or not config.locked:
-        return
-    allowed = set(config.raw["defaults"]["device_dependent"])
-    wrong = []
-    for item in dataclasses.fields(SFTConfig):
-        if item.name not in declared or item.name in allowed or item.default is dataclasses.MISSING:
-            continue
-        here, there = plain(item.default), declared[item.name]
-        # Where the lock holds source text, the value is not a literal and cannot be compared.
-        if here != there and not (isinstance(there, str) and not isinstance(item.default, str)):
-            wrong.append(f"{item.name} defaults to {here!r}, the lock says {there!r}")
-    if wrong:
-        raise VerificationError(
-            f"the trainer's defaults are not the locked ones: {'; '.join(wrong)}", hint="build the image again"
-        )
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, Enum):
-        return plain(value.value)
-    return json.loads(json.dumps(value, default=str))
-
-
-def resolved(args: SFTConfig) -> dict[str, Any]:
-    """Every argument in force, less this machine's places."""
-    held = plain(args.to_dict())
-    return {
-        name: value for name, value in sorted(held.items()) if name not in ("output_dir", "logging_dir", "run_name")
-    }
-
-
-def classify(error: BaseException) -> KitbuildError:
-    """A library's error as one of ours: a fact, and what to do."""
-    if isinstance(error, KitbuildError):
-        return error
-    text = str(error)
-    first = text.strip().splitlines()[0][:500] if text.strip() else type(error).__name__
-    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in text
-    if out_of_memory or "CUDA out of memory" in text:
-        return RunError(
-            f"out of memory: {first}", hint="lower batch.micro or train.max_length, or use gradient_checkpointing"
-        )
-    if "deterministic" in text and isinstance(error, RuntimeError):
-        return RecipeError(
-            f"determinism: strict cannot be kept: {first}", hint="another attention or layer, or determinism: record"
-        )
-    # safetensors and torch tell it in words of their own.
-    if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left on device" in text:
-        return RunError(
-            "no space left on the device while training", hint="free space for the run directory, then resume"
-        )
-    return RunError(
-        f"training failed: {type(error).__name__}: {first}",
-        hint="the traceback is in logs/rank-0.log of the run directory",
-    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kitbuild.errors import LockError, RecipeError, RunError, StoppedError, VerificationError
-from kitbuild.guest import determinism, launch, manifest, preflight, record
+from kitbuild.guest import determinism, failures, launch, manifest, preflight, record
 from kitbuild.guest.config import Config
 from kitbuild.guest.verify import Verification
 
@@ -246,12 +246,11 @@ def test_accelerate_line(build: Callable[..., Root]) -> None:
 
 def test_first_error_wins(tmp_path: Path) -> None:
     """The error that a worker wrote first is the run's; a killed worker is told where none wrote."""
-    stop = launch.Stop(tmp_path)
-    assert "worker 1 was killed (SIGKILL)" in launch.first_error(tmp_path, {1: -9}, stop, (0, 1)).message
+    assert "worker 1 was killed (SIGKILL)" in failures.first_error(tmp_path, {1: -9}, (0, 1), stopping=False).message
     for rank, when, code in ((0, 2.0, "run"), (1, 1.0, "verification")):
         told = {"code": code, "message": f"rank {rank}", "hint": None, "time": when}
         record.write_json(tmp_path / f"error-{rank}.json", told)
-    found = launch.first_error(tmp_path, {0: 1, 1: 1}, stop, (0, 1))
+    found = failures.first_error(tmp_path, {0: 1, 1: 1}, (0, 1), stopping=False)
     assert (type(found), found.message) == (VerificationError, "rank 1")
 
 

@@ -1,0 +1,76 @@
+"""The model of one rank: loaded on locked kernels, each tested in the model's own shape; saved in the standard layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from kitbuild.guest import kernels, selftest
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from kitbuild.guest.config import Config
+
+
+def load(config: Config, calls: Counter[str]) -> tuple[Any, Any, Any]:
+    """Tokenizer and model on locked kernels, each kernel tested in the model's own shape."""
+    places = config.places
+    local = {"local_files_only": True, "trust_remote_code": bool(config.recipe["model"].get("trust_remote_code"))}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(config.tokenizer_folder, **local)
+    template = places.inputs / "chat_template.jinja"
+    if template.exists():
+        tokenizer.chat_template = template.read_text()
+    module = kernels.load_attention(config, calls)
+    folder = places.inputs / "model"
+    if config.has_weights:
+        settings = transformers.AutoConfig.from_pretrained(folder, **local)
+    else:
+        given = dict(config.raw["model"]["config"])
+        settings = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+    if module is not None:
+        selftest.attention(config, module, shape(settings))
+    dtype = getattr(torch, config.recipe["model"]["dtype"])
+    chosen = {"attn_implementation": config.attention, "dtype": dtype}
+    if config.has_weights:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, **local, **chosen)
+    else:
+        # On the CPU whatever trains: the same first weights on every device.
+        model = transformers.AutoModelForCausalLM.from_config(settings, **chosen)
+    if config.cuda:
+        model = model.to("cuda")
+    model.train()
+    replaced = kernels.kernelize_layers(model, config, calls)
+    selftest.layers(config, replaced)
+    return tokenizer, model, replaced
+
+
+def save(config: Config, trainer: Any, tokenizer: Any, *, first: bool) -> None:
+    """Full weights as safetensors; an adapter is kept beside the merged model."""
+    folder = config.places.out / "model"
+    if config.launch.strategy != "ddp":
+        trainer.save_model(str(folder))
+    elif first:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if config.recipe.get("lora"):
+            model.save_pretrained(str(config.places.out / "adapter"))
+            model = model.merge_and_unload()
+        # The kernel is named in the archive; a model folder must load where the kernel is not.
+        model.config._attn_implementation_internal = None  # noqa: SLF001
+        model.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
+
+
+def attention_of(model: Any) -> str:
+    """The attention implementation in force."""
+    return str(model.config._attn_implementation)  # noqa: SLF001 - there is no public name
+
+
+def shape(settings: Any) -> dict[str, int]:
+    """Heads and width of the model's attention."""
+    text = settings.get_text_config()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return {"heads": heads, "kv_heads": getattr(text, "num_key_value_heads", None) or heads, "head_dim": width}
