@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 
 RepoType = Literal["model", "dataset", "kernel"]
 READ_WHILE_LOCKING = frozenset(
-    {"README.md", "config.json", "kernel-status.toml", "metadata.json", "metadata.json.sigstore"}
+    {
+        "README.md",
+        "config.json",
+        "kernel-status.toml",
+        "metadata.json",
+        "metadata.json.sigstore",
+        "model.safetensors.index.json",
+        "tokenizer_config.json",
+    }
 )
 """Files whose content a lock depends on: fetched even where the Hub tells their digest, as it does for LFS files."""
 

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import Problem, RecipeError, ResolveError
+from kitbuild.lock.checkpoint import foreign_code, weight_files
 from kitbuild.lock.models import LockedDataset, LockedFile, LockedModel, LockedTree
 from kitbuild.lock.rows import check_rows
 from kitbuild.lock.splits import FORMATS, config_names, split_files
@@ -34,7 +35,7 @@ TOKENIZER_FILES = (
     "*.jinja",
     "*.model",
 )
-MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*config*.json", *TOKENIZER_FILES)
+MODEL_FILES = ("*config*.json", *TOKENIZER_FILES)
 
 
 class Trees:
@@ -49,18 +50,18 @@ class Trees:
     def model(self, recipe: Recipe) -> LockedModel:
         """The checkpoint or configuration, the tokenizer where it is separate, the chat template where one is named."""
         model = recipe.model
-        patterns = (*MODEL_FILES, "*.py") if model.trust_remote_code else MODEL_FILES
-        weights = None if model.config is not None else self._tree(model, "model", patterns, key="model")
-        if weights is not None and not any(file.path.endswith(".safetensors") for file in weights.files):
-            raise ResolveError(
-                f"model {model.repo or model.path} has no *.safetensors",
-                hint="pickled weights can run code when they are loaded; convert them with `save_pretrained` first",
+        code = ("*.py",) if model.trust_remote_code else ()
+        weights = None
+        if model.config is None:
+            weights = self._tree(model, "model", (*MODEL_FILES, *code), key="model", weights=True)
+        tokenizer = None
+        if model.tokenizer:
+            tokenizer = self._tree(
+                model.tokenizer, "model", (*TOKENIZER_FILES, "config.json", *code), key="model.tokenizer"
             )
-        tokenizer = (
-            self._tree(model.tokenizer, "model", (*TOKENIZER_FILES, "config.json"), key="model.tokenizer")
-            if model.tokenizer
-            else None
-        )
+        for key, tree in (("model", weights), ("model.tokenizer", tokenizer)):
+            if tree is not None and model.trust_remote_code:
+                self._refuse_foreign_code(tree, key=key)
         template = None
         if model.chat_template is not None:
             template = self._file(self._folder / model.chat_template, model.chat_template, key="model.chat_template")
@@ -100,13 +101,38 @@ class Trees:
         else:
             check_rows([(place / name, f"{path.rstrip('/')}/{name}") for name in data_files], key=key)
 
-    def _tree(self, where: Located, repo_type: RepoType, patterns: tuple[str, ...], *, key: str) -> LockedTree:
+    def _refuse_foreign_code(self, tree: LockedTree, *, key: str) -> None:
+        """From the Hub, when it loads, transformers would take such code at a branch, whatever the model's commit."""
+        found = [
+            (where, repo)
+            for file in tree.files
+            if file.path in {"config.json", "tokenizer_config.json"}
+            for where, repo in foreign_code(file.path, self._store.path(file.sha256).read_bytes())
+        ]
+        if found:
+            raise _recipe_error(
+                key,
+                f"{tree.repo or tree.path} takes code from another place: "
+                + ", ".join(f"{repo} ({where})" for where, repo in found),
+                "copy that code into the model's folder, take what stands before `--` out of auto_map, and use model.path",
+            )
+
+    def _tree(
+        self, where: Located, repo_type: RepoType, patterns: tuple[str, ...], *, key: str, weights: bool = False
+    ) -> LockedTree:
         if where.path is not None:
-            return self._local(where.path, patterns, key=key)
+            return self._local(where.path, patterns, key=key, weights=weights)
         repo, revision = str(where.repo), where.revision or "main"
         hub = self._hub()
         snapshot = hub.snapshot(repo, revision, repo_type)
-        chosen = tuple(file for file in snapshot.files if _matches(file.path, patterns))
+        named = {file.path: file for file in snapshot.files}
+
+        def read(path: str) -> bytes:
+            (locked,) = hub.lock_files(snapshot, (named[path],), store=self._store, progress=self._progress)
+            return self._store.path(locked.sha256).read_bytes()
+
+        extra = weight_files(named, read, name=repo) if weights else ()
+        chosen = tuple(file for file in snapshot.files if file.path in extra or _matches(file.path, patterns))
         files = hub.lock_files(snapshot, chosen, store=self._store, progress=self._progress)
         self._progress.note(f"{key}: {snapshot.repo} @ {snapshot.commit[:12]} ({revision}), {len(files)} files")
         return LockedTree(repo=snapshot.repo, revision=revision, commit=snapshot.commit, files=files)
@@ -132,18 +158,21 @@ class Trees:
         tree = LockedTree(repo=snapshot.repo, revision=revision, commit=snapshot.commit, files=files)
         return tree, tuple(names)
 
-    def _local(self, path: str, patterns: tuple[str, ...], *, key: str) -> LockedTree:
+    def _local(self, path: str, patterns: tuple[str, ...], *, key: str, weights: bool = False) -> LockedTree:
         place = self._folder / path
-        if place.is_file():
+        if place.is_file() and not weights:
             return LockedTree(path=path, files=(self._file(place, place.name, key=key),))
         if not place.is_dir():
-            raise _recipe_error(key, f"{path} does not exist", "paths start at the recipe's own folder")
+            what = "is a file, not a model's folder" if place.is_file() else "does not exist"
+            raise _recipe_error(key, f"{path} {what}", "paths start at the recipe's own folder")
         found = sorted(
             (item.relative_to(place).as_posix(), item)
             for item in place.rglob("*")
             if item.is_file() and not any(part.startswith(".") for part in item.relative_to(place).parts)
         )
-        chosen = [(name, item) for name, item in found if _matches(name, patterns)]
+        named = dict(found)
+        extra = weight_files(named, lambda name: named[name].read_bytes(), name=path) if weights and found else ()
+        chosen = [(name, item) for name, item in found if name in extra or _matches(name, patterns)]
         if not chosen:
             raise _recipe_error(
                 key, f"{path} has none of the files that are needed", f"looked for {', '.join(patterns)}"

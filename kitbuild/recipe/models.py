@@ -88,7 +88,7 @@ class Model(Located):
         Text | None, Field(description="Jinja file, relative to the recipe, that replaces the tokenizer's template")
     ] = None
     trust_remote_code: Annotated[
-        bool, Field(description="run the repo's own Python; the repo must stand in policy.remote_code")
+        bool, Field(description="run the repo's own Python; it must stand in policy.remote_code, at a commit")
     ] = False
 
     @classmethod

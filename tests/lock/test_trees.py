@@ -53,7 +53,7 @@ def recipe(**model: Any) -> Recipe:
             "dataset": ({"repo": "trl-lib/Capybara"},),
             "image": {"cuda": "cpu"},
             "batch": {"global": 1, "micro": 1},
-            "policy": {"remote_code": (model["repo"],)} if "trust_remote_code" in model else {},
+            "policy": {},
         }
     )
 
@@ -123,20 +123,103 @@ def test_no_safetensors(own_hub: HubServer, hub_environ: dict[str, str], folder:
     for model, name in (({"repo": "org/pickled"}, "org/pickled"), ({"path": "model"}, "model")):
         with pytest.raises(ResolveError) as caught:
             trees(folder, store, environ).model(recipe(**model))
-        assert caught.value.message == f"model {name} has no *.safetensors"
+        assert caught.value.message == f"model {name} has no model.safetensors and no model.safetensors.index.json"
         assert "save_pretrained" in (caught.value.hint or "")
 
 
 def test_remote_code(own_hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store) -> None:
-    """The repository's Python is locked only where the recipe runs it."""
-    own_hub.create_repo("org/own-code")
-    own_hub.commit("org/own-code", {**MODEL, "modeling.py": "1"})
+    """The repository's Python is locked only where the recipe runs it, the tokenizer's too."""
+    for repo in ("org/own-code", "org/own-tokenizer"):
+        own_hub.create_repo(repo)
+        own_hub.commit(repo, {**MODEL, "modeling.py": "1"})
     asked = trees(folder, store, {**hub_environ, "HF_ENDPOINT": own_hub.url})
     trusting: dict[str, Any] = {"trust_remote_code": True}
     for extra, expected in (({}, False), (trusting, True)):
-        found = asked.model(recipe(repo="org/own-code", **extra))
-        assert found.weights is not None
-        assert ("modeling.py" in {file.path for file in found.weights.files}) is expected
+        found = asked.model(recipe(repo="org/own-code", tokenizer={"repo": "org/own-tokenizer"}, **extra))
+        for tree in (found.weights, found.tokenizer):
+            assert tree is not None
+            assert ("modeling.py" in {file.path for file in tree.files}) is expected
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_of_another_repository(
+    own_hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store, file: str
+) -> None:
+    """Code that a model would take from elsewhere has no pinned commit: refused by name, and only if code may run."""
+    auto_map = '{"auto_map": {"AutoTokenizer": ["m.Slow", null], "AutoModel": "org/others--m.Model"}}'
+    own_hub.create_repo("org/borrows")
+    own_hub.commit("org/borrows", {**MODEL, file: auto_map, "m.py": "1"})
+    write(folder / "model", {**MODEL, file: auto_map})
+    environ = {**hub_environ, "HF_ENDPOINT": own_hub.url}
+    places: tuple[dict[str, Any], ...] = ({"repo": "org/borrows"}, {"path": "model"})
+    for place in places:
+        asked = trees(folder, store, environ)
+        assert asked.model(recipe(**place)).weights
+        with pytest.raises(RecipeError) as caught:
+            asked.model(recipe(**place, trust_remote_code=True))
+        (name,) = place.values()
+        assert caught.value.message == (f"model: {name} takes code from another place: org/others ({file}: AutoModel)")
+
+
+def test_the_weights_that_transformers_loads(
+    own_hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store
+) -> None:
+    """The one file, else the index with its shards, else what config.json names; other forms of the weights stay."""
+    index = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}}'
+    shards = {"model-1.safetensors": "1", "model-2.safetensors": "2", "model.safetensors.index.json": index}
+    others = {"consolidated.safetensors": "c", "model.fp16.safetensors": "h", "extra.safetensors.index.json": "{}"}
+    plain = {"config.json": "{}"}
+    named = {"config.json": '{"transformers_weights": "extra.safetensors"}', "extra.safetensors": "e"}
+    cases: tuple[tuple[dict[str, str], set[str]], ...] = (
+        ({**plain, **others, "model.safetensors": "w"}, {"model.safetensors"}),
+        ({**plain, **others, **shards}, set(shards)),
+        ({**plain, **others, **shards, "model.safetensors": "w"}, {"model.safetensors"}),
+        ({**others, **named, "model.safetensors": "w"}, {"extra.safetensors"}),
+    )
+    environ = {**hub_environ, "HF_ENDPOINT": own_hub.url}
+    for number, (files, expected) in enumerate(cases):
+        own_hub.create_repo(f"org/m{number}")
+        own_hub.commit(f"org/m{number}", dict(files))
+        write(folder / f"m{number}", files)
+        for place in ({"repo": f"org/m{number}"}, {"path": f"m{number}"}):
+            found = trees(folder, store, environ).model(recipe(**place)).weights
+            assert found is not None
+            assert {file.path for file in found.files} == {"config.json", *expected}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (
+            {"model.safetensors.index.json": '{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}'},
+            "model {} lacks 1 of 2 files that model.safetensors.index.json names: m-2.safetensors",
+        ),
+        ({"model.safetensors.index.json": "{}"}, "model {}: model.safetensors.index.json names no file"),
+        (
+            {"model.safetensors.index.json": "x"},
+            "model {}: model.safetensors.index.json is not JSON: Expecting value: line 1 column 1 (char 0)",
+        ),
+        (
+            {"config.json": '{"transformers_weights": "gone.safetensors"}'},
+            "model {} has no gone.safetensors",
+        ),
+        ({"README.md": "r"}, "model {} has no model.safetensors and no model.safetensors.index.json"),
+    ],
+)
+def test_weights_that_are_not_whole(
+    own_hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store, case: tuple[dict[str, str], str]
+) -> None:
+    """A shard that the index names and that is not there is exit 4 while locking, on the Hub and on disk."""
+    files, message = case
+    held = {"config.json": "{}", "m-1.safetensors": "1", "consolidated.safetensors": "c", **files}
+    own_hub.create_repo("org/partial")
+    own_hub.commit("org/partial", dict(held))
+    write(folder / "model", held)
+    environ = {**hub_environ, "HF_ENDPOINT": own_hub.url}
+    for place, name in (({"repo": "org/partial"}, "org/partial"), ({"path": "model"}, "model")):
+        with pytest.raises(ResolveError) as caught:
+            trees(folder, store, environ).model(recipe(**place))
+        assert caught.value.message == message.format(name)
 
 
 def test_a_configuration_with_its_tokenizer(folder: Path, store: Store) -> None:
