@@ -6,28 +6,17 @@ It yields findings and never raises. `notes` are facts worth knowing that refuse
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kitbuild.recipe.findings import Finding, Findings
 from kitbuild.recipe.kinds import WHEEL_ATTENTION
+from kitbuild.recipe.trust import remote_code
 
 if TYPE_CHECKING:
-    from kitbuild.recipe.models import Located, Recipe
-    from kitbuild.recipe.strict_yaml import Path
+    from kitbuild.recipe.models import Recipe
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What a rule refuses, and the key where it is best mended."""
-
-    path: Path
-    message: str
-    hint: str | None = None
-
-
-Findings = Iterator[Finding]
 _ATTENTION_WHEELS = dict(zip(WHEEL_ATTENTION, ("flash-attn", "flash-attn-3", "flash-attn-4"), strict=True))
 # transformers' optimizers that import a package which the tested set lacks (transformers/trainer_optimizer.py).
 _OPTIMIZER_PACKAGES = (
@@ -192,30 +181,6 @@ def lora_head(recipe: Recipe) -> Findings:
             "an adapter on lm_head does not go with the default loss chunked_nll",
             "write train.loss_type: nll, or leave lm_head out",
         )
-
-
-def remote_code(recipe: Recipe) -> Findings:
-    """A repo's own Python runs only where the policy names the repo, and at one commit: a branch brings new code."""
-    model = recipe.model
-    if not model.trust_remote_code:
-        return
-    places: tuple[tuple[Path, Located], ...] = ((("model",), model),)
-    places += ((("model", "tokenizer"), model.tokenizer),) if model.tokenizer else ()
-    for path, place in places:
-        if place.repo is None:
-            continue
-        if place.repo not in recipe.policy.remote_code:
-            yield Finding(
-                ("model", "trust_remote_code"),
-                f"policy.remote_code does not name {place.repo}",
-                f"add {place.repo} to policy.remote_code once you have read its code",
-            )
-        elif not re.fullmatch(r"[0-9a-f]{40}", place.revision or ""):
-            yield Finding(
-                (*path, "revision" if place.revision else "repo"),
-                f"with trust_remote_code, {place.revision or 'main'} would bring code that nobody here has read",
-                "write the 40 digits of the commit whose code you have read",
-            )
 
 
 def strict(recipe: Recipe) -> Findings:
