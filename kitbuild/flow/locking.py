@@ -9,6 +9,7 @@ from kitbuild import recipe as recipes
 from kitbuild.errors import LockError, RecipeError, UsageError
 from kitbuild.flow.context import Context, Result
 from kitbuild.lock.files import check_current, lock_path, parse_lock, read_lock, write_lock
+from kitbuild.lock.pins import names, package
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,16 +150,16 @@ def ensure_lock(context: Context, loaded: LoadedRecipe) -> Lock:
 
 def _refuse_unknown(update: frozenset[str], lock: Lock) -> None:
     """A misspelt name would update nothing, silently."""
-    trees = (lock.model.weights, lock.model.tokenizer, *(item.tree for item in lock.datasets))
-    trees += (lock.evaluate.tree,) if lock.evaluate else ()
-    known = {"base", *(wheel.name for wheel in lock.wheels), *(kernel.repo for kernel in lock.kernels)}
-    known |= {tree.repo for tree in trees if tree is not None and tree.repo is not None}
-    for name in sorted(update - known):
-        near = difflib.get_close_matches(name, sorted(known), n=1)
-        raise UsageError(
-            f"--update {name}: the lock names no such package or repository",
-            hint=f"did you mean {near[0]}?" if near else "a package as the lock spells it, org/repository, or `base`",
-        )
+    known = names(lock)
+    for name in sorted(update):
+        if package(name) not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            raise UsageError(
+                f"--update {name}: the lock names no such package or repository",
+                hint=f"did you mean {near[0]}?"
+                if near
+                else "a package as the lock spells it, org/repository, or `base`",
+            )
 
 
 def _read_old(path: Path) -> Lock:

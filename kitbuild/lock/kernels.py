@@ -1,7 +1,6 @@
 """Hub kernels, resolved for the target: commit, build variant, files, dependencies, trust.
 
-Part of step 2. Which variant fits is decided by the `kernels` library itself, for the system that the lock
-names and never for the host.
+Part of step 2. Which variant fits: `kernel_variants`; what would go wrong later: `kernel_checks`.
 """
 
 from __future__ import annotations
@@ -9,37 +8,25 @@ from __future__ import annotations
 import json
 import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING
 
 from kitbuild.errors import Problem, ResolveError
+from kitbuild.lock.kernel_checks import complaints
 from kitbuild.lock.kernel_metadata import METADATA, SIGNATURE, check_digest, check_signature, parse_metadata
-from kitbuild.lock.models import LockedKernel, LockedWheel, RejectedVariant
+from kitbuild.lock.kernel_variants import choose_variant
+from kitbuild.lock.models import LockedKernel, LockedWheel, Moved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from kitbuild.lock.hub import Hub, HubFile, Snapshot
     from kitbuild.lock.kernel_metadata import Metadata
+    from kitbuild.lock.kernel_variants import System
     from kitbuild.progress import Progress
     from kitbuild.recipe.models import Recipe
     from kitbuild.store import Store
 
 MAX_REDIRECTS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """What a kernel must fit: torch's CUDA ("12.9", or None for CPU), its version, machine and GPU architectures."""
-
-    cuda: str | None
-    torch: str
-    machine: str
-    gpu_archs: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"torch {self.torch}, {'CUDA ' + self.cuda if self.cuda else 'CPU'}, {self.machine}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +100,7 @@ def lock_kernels(
             problems.append(Problem(message=error.message, hint=error.hint, key=wanted.asked_by))
             continue
         metadata = parse_metadata(store.path(kernel.metadata_sha256).read_bytes(), name=kernel.repo)
-        problems += _complaints(kernel, metadata, recipe=recipe, system=system, wheels=wheels, key=wanted.asked_by)
+        problems += complaints(kernel, metadata, recipe=recipe, system=system, wheels=wheels, key=wanted.asked_by)
         key = (kernel.role, kernel.repo, kernel.commit, kernel.revision)
         locked[key] = kernel
         queue += _dependencies(wanted, metadata)
@@ -125,7 +112,7 @@ def lock_kernels(
 def _lock_one(
     wanted: Wanted, *, system: System, hub: Hub, store: Store, progress: Progress, signed: bool
 ) -> LockedKernel:
-    snapshot, revision = _follow_redirects(wanted, hub=hub, store=store, progress=progress)
+    snapshot, revision, moved = _follow_redirects(wanted, hub=hub, store=store, progress=progress)
     variants = sorted({file.path.split("/")[1] for file in snapshot.files if file.path.count("/") > 1})
     variant, rejected = choose_variant(variants, system)
     if variant is None:
@@ -162,6 +149,7 @@ def _lock_one(
             "repo": snapshot.repo,
             "revision": revision,
             "commit": snapshot.commit,
+            "redirects": moved,
             "member": wanted.member,
             "layers": dict(wanted.layers),
             "variant": variant,
@@ -178,153 +166,42 @@ def _lock_one(
     )
 
 
-def _follow_redirects(wanted: Wanted, *, hub: Hub, store: Store, progress: Progress) -> tuple[Snapshot, str]:
-    """Follow `kernel-status.toml`, which the `kernels` library itself does not do when it loads."""
-    repo, revision = wanted.repo, wanted.revision
+def _follow_redirects(
+    wanted: Wanted, *, hub: Hub, store: Store, progress: Progress
+) -> tuple[Snapshot, str, tuple[Moved, ...]]:
+    """Follow renames and `kernel-status.toml`, which the `kernels` library itself does not follow when it loads."""
+    repo, revision, moved = wanted.repo, wanted.revision, list[Moved]()
     for _ in range(MAX_REDIRECTS):
         snapshot = hub.snapshot(repo, revision, "kernel")
-        status = tuple(file for file in snapshot.files if file.path == "kernel-status.toml")
-        if not status:
-            return snapshot, revision
-        (locked,) = hub.lock_files(snapshot, status, store=store, progress=progress)
-        try:
-            fields = tomllib.loads(store.path(locked.sha256).read_bytes().decode())
-        except ValueError as error:
-            raise ResolveError(f"{repo}@{revision}: kernel-status.toml cannot be read: {error}") from error
-        if fields.get("kind") != "redirect" or not fields.get("destination"):
-            return snapshot, revision
+        target = _redirect(snapshot, revision, hub=hub, store=store, progress=progress)
+        if target is None and snapshot.repo == repo:
+            return snapshot, revision, tuple(moved)
+        place, branch = target or (snapshot.repo, revision)
         if wanted.role == "dependency":
             raise ResolveError(
-                f"{repo}@{revision} moved to {fields['destination']}, which the kernel that needs it does not know",
+                f"{repo}@{revision} moved to {place}, which the kernel that needs it does not know",
                 hint="take a newer revision of that kernel",
             )
-        progress.note(f"kernel {repo} moved to {fields['destination']}")
-        repo, revision = str(fields["destination"]), str(fields.get("revision", "main"))
+        progress.note(f"kernel {repo} moved to {place}")
+        moved.append(Moved(repo=repo, revision=revision, commit=snapshot.commit))
+        repo, revision = place, branch
     raise ResolveError(f"{wanted.repo}@{wanted.revision} redirects more than {MAX_REDIRECTS} times")
 
 
-def choose_variant(names: list[str], system: System) -> tuple[str | None, tuple[RejectedVariant, ...]]:
-    """The build variant that `kernels` would load on `system`, and each other one with the reason against it.
-
-    Uses a private function of `kernels` (pinned to 0.17), since the public one detects the host:
-    huggingface/kernels, src/kernels/variants.py.
-    """
-    from kernels import variants as library  # noqa: PLC0415
-    from kernels.backends import CPU, CUDA  # noqa: PLC0415
-
-    parsed, rejected = [], []
-    for name in names:
-        try:
-            parsed.append(library.parse_variant(name))
-        except ValueError as error:
-            rejected.append(RejectedVariant(variant=name, reason=str(error)))
-    torch = Version(system.torch)
-    accepted, trace = library._resolve_variant_for_system(  # noqa: SLF001 - see the docstring
-        parsed,
-        CUDA(Version(system.cuda)) if system.cuda else CPU(),
-        system.machine,
-        "linux",
-        Version(f"{torch.major}.{torch.minor}"),
-        True,  # noqa: FBT003 - torch wheels for Linux are built with the C++11 ABI since 2.6
-        None,
-    )
-    # Two spellings can parse to one variant; the name in the repository is what is loaded.
-    spelled = {library.parse_variant(name).variant_str: name for name in names if _parses(library, name)}
-    for decision in trace:
-        name = spelled[decision.variant.variant_str]
-        if not accepted or decision.variant != accepted[0]:
-            reason = getattr(decision, "reason", "another build is preferred")
-            rejected.append(RejectedVariant(variant=name, reason=str(reason)))
-    ordered = tuple(sorted(rejected, key=lambda item: item.variant))
-    return (spelled[accepted[0].variant_str] if accepted else None), ordered
-
-
-def _parses(library: Any, name: str) -> bool:
+def _redirect(
+    snapshot: Snapshot, revision: str, *, hub: Hub, store: Store, progress: Progress
+) -> tuple[str, str] | None:
+    status = tuple(file for file in snapshot.files if file.path == "kernel-status.toml")
+    if not status:
+        return None
+    (locked,) = hub.lock_files(snapshot, status, store=store, progress=progress)
     try:
-        library.parse_variant(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _complaints(
-    kernel: LockedKernel,
-    metadata: Metadata,
-    *,
-    recipe: Recipe,
-    system: System,
-    wheels: tuple[LockedWheel, ...],
-    key: str,
-) -> Iterator[Problem]:
-    """Everything that would go wrong with this kernel later."""
-    name = f"{kernel.repo}@{kernel.revision}"
-    if not kernel.trusted and not {kernel.publisher, kernel.repo} & set(recipe.policy.allow_publishers):
-        yield Problem(
-            key=key,
-            message=f"{name}: {kernel.publisher} is not a trusted kernel publisher",
-            hint=f"if you trust it, add it: policy: {{allow_publishers: [{kernel.publisher}]}}",
-        )
-    if recipe.policy.require_signatures and kernel.signature == "absent":
-        yield Problem(key=key, message=f"{name} is not signed", hint="policy.require_signatures asks for signatures")
-    if recipe.policy.require_signatures and metadata.digest is None:
-        yield Problem(
-            key=key, message=f"{name} has no digest of its files", hint="so that its signature says nothing of them"
-        )
-    versions = {wheel.name: wheel.version for wheel in wheels}
-    minimum = metadata.minimum_kernels
-    if minimum and "kernels" in versions and Version(versions["kernels"]) < Version(minimum):
-        yield Problem(
-            key=key,
-            message=f"{name} needs kernels ≥ {minimum}, the lock has {versions['kernels']}",
-            hint="take an older revision of the kernel",
-        )
-    for package in _python_packages(metadata):
-        if package not in versions:
-            yield Problem(
-                key=key,
-                message=f"{name} needs the Python package {package}, which the lock does not have",
-                hint=f'add it: image: {{packages: {{{package}: "…"}}}}',
-            )
-    archs = metadata.backend.archs
-    if archs and system.cuda:
-        for arch in system.gpu_archs:
-            if not _runs_on(arch, archs):
-                yield Problem(
-                    key=key,
-                    message=f"{name} ({kernel.variant}) is built for GPU architectures {', '.join(archs)}, not {arch}",
-                    hint="take another revision, or correct image.gpu_archs",
-                )
-
-
-def _runs_on(arch: str, built_for: tuple[str, ...]) -> bool:
-    """Binary code runs on its own major with an equal or higher minor, `a` code on that capability alone, PTX on newer.
-
-    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#feature-set-compiler-targets; an odd name is no objection.
-    """
-    try:
-        wanted = Version(arch.rstrip("af"))
-        for text in built_for:
-            plain = text.removesuffix("+PTX")
-            built = Version(plain.rstrip("af"))
-            newer = built <= wanted
-            if built == wanted or (
-                newer and (text.endswith("+PTX") or (built.major == wanted.major and plain[-1] != "a"))
-            ):
-                return True
-    except InvalidVersion:
-        return True
-    return False
-
-
-def _python_packages(metadata: Metadata) -> tuple[str, ...]:
-    """Names on the package index of `python-depends`, by the table that `kernels` ships."""
-    from importlib.resources import files  # noqa: PLC0415
-
-    table = json.loads((files("kernels") / "python_depends.json").read_text())
-    backend = metadata.backend.type.lower()
-    known = {**table["general"], **table["backends"].get(backend, {})}
-    names = [entry["pkg"] for name in metadata.python_depends for entry in known.get(name, {}).get("python", [])]
-    return tuple(sorted(set(names)))
+        fields = tomllib.loads(store.path(locked.sha256).read_bytes().decode())
+    except ValueError as error:
+        raise ResolveError(f"{snapshot.repo}@{revision}: kernel-status.toml cannot be read: {error}") from error
+    if fields.get("kind") != "redirect" or not fields.get("destination"):
+        return None
+    return str(fields["destination"]), str(fields.get("revision", "main"))
 
 
 def _dependencies(wanted: Wanted, metadata: Metadata) -> list[Wanted]:

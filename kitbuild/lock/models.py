@@ -31,6 +31,7 @@ __all__ = [
     "LockedWheel",
     "Maker",
     "MetAdvisory",
+    "Moved",
     "PackageSet",
     "RejectedVariant",
     "Sha256",
@@ -117,9 +118,18 @@ class RejectedVariant(Closed):
     reason: str
 
 
+class Moved(Closed):
+    """A place that was asked and sent on to another: by a rename, or by its `kernel-status.toml` at this commit."""
+
+    repo: str
+    revision: str
+    commit: CommitSha
+
+
 class LockedKernel(Closed):
     """One Hub kernel: exactly one build variant of one commit.
 
+    `redirects` are the places on the way from the recipe's name to `repo`, the first of them the recipe's own.
     `role` says who calls it; `layers` maps a module class to the layer that replaces it.
     `files` are paths in the repository (`build/<variant>/…`). `metadata_sha256` is of `metadata.json`.
     """
@@ -128,6 +138,7 @@ class LockedKernel(Closed):
     repo: str
     revision: str
     commit: CommitSha
+    redirects: tuple[Moved, ...] = ()
     member: str | None
     layers: dict[str, str]
     variant: str

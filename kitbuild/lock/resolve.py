@@ -7,7 +7,6 @@ be bad, before a base is made and packages are resolved; then base, wheels, data
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.base.find import find
@@ -16,8 +15,10 @@ from kitbuild.lock.arguments import resolve_arguments
 from kitbuild.lock.defaults import DECLARING, read_defaults
 from kitbuild.lock.files import maker
 from kitbuild.lock.hub import Hub
-from kitbuild.lock.kernels import System, lock_kernels
+from kitbuild.lock.kernel_variants import System
+from kitbuild.lock.kernels import lock_kernels
 from kitbuild.lock.models import LOCK_VERSION, Defaults, Lock, LockedModel, LockedWheel, MetAdvisory, PackageSet
+from kitbuild.lock.pins import pins_of
 from kitbuild.lock.requirements import refuse_advisories, requirements, tested_versions
 from kitbuild.lock.torch_builds import cuda_of_local, cuda_of_runtime
 from kitbuild.lock.trees import Trees
@@ -34,38 +35,6 @@ if TYPE_CHECKING:
     from kitbuild.store import Store
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pins:
-    """What an earlier lock fixed and stays: commits by (type, repo, revision), wheel versions, the base."""
-
-    commits: Mapping[tuple[str, str, str], str]
-    versions: Mapping[str, str]
-    base: str | None
-
-
-def pins_of(lock: Lock | None, update: frozenset[str], *, target: str) -> Pins:
-    """Everything in `lock` but what `update` names: package names, repositories, or `base`.
-
-    Another target keeps the commits only: its packages and base are others.
-    """
-    if lock is None:
-        return Pins(commits={}, versions={}, base=None)
-    trees = [lock.model.weights, lock.model.tokenizer, *(item.tree for item in lock.datasets)]
-    trees += [lock.evaluate.tree] if lock.evaluate else []
-    commits = {
-        (repo_type, tree.repo, str(tree.revision)): str(tree.commit)
-        for tree in trees
-        if tree is not None and tree.repo is not None
-        for repo_type in ("model", "dataset")
-        if tree.repo not in update
-    }
-    commits |= {("kernel", item.repo, item.revision): item.commit for item in lock.kernels if item.repo not in update}
-    if lock.target != target:
-        return Pins(commits=commits, versions={}, base=None)
-    versions = {wheel.name: wheel.version for wheel in lock.wheels if wheel.name not in update}
-    return Pins(commits=commits, versions=versions, base=None if "base" in update else lock.base.manifest_digest)
 
 
 def resolve(

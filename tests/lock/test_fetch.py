@@ -12,7 +12,8 @@ from kitbuild.errors import ImageError, ResolveError, VerificationError
 from kitbuild.lock import fetch as fetching
 from kitbuild.lock.fetch import fetch_locked, trees
 from kitbuild.lock.hub import Hub
-from kitbuild.lock.kernels import System, lock_kernels
+from kitbuild.lock.kernel_variants import System
+from kitbuild.lock.kernels import lock_kernels
 from kitbuild.lock.models import LockedDataset, LockedFile, LockedModel, LockedTree, LockedWheel
 from kitbuild.progress import Silent
 from kitbuild.store import Store

@@ -12,8 +12,9 @@ import pytest
 from kitbuild.errors import ResolveError, VerificationError
 from kitbuild.lock.hub import Hub
 from kitbuild.lock.kernel_metadata import parse_metadata
-from kitbuild.lock.kernels import System, choose_variant, lock_kernels
-from kitbuild.lock.models import LockedKernel, LockedWheel
+from kitbuild.lock.kernel_variants import System, choose_variant
+from kitbuild.lock.kernels import lock_kernels
+from kitbuild.lock.models import LockedKernel, LockedWheel, Moved
 from kitbuild.recipe.models import Recipe
 from tests.base.made import Notes
 from tests.hub import kernel_repos
@@ -191,11 +192,28 @@ def test_one_commit_by_two_names(hub: HubServer, lock: Locker) -> None:
 
 
 def test_a_redirect_is_followed(hub: HubServer, lock: Locker) -> None:
-    """kernel-status.toml, which `kernels` does not follow when it loads: the lock has the destination."""
+    """kernel-status.toml, which `kernels` does not follow when it loads: the lock has the destination and the way."""
     kernel = lock.one("test-org/moved-attention@v1")
+    old = hub.sha("test-org/moved-attention", "v1", kind="kernel")
+    assert kernel.redirects == (Moved(repo="test-org/moved-attention", revision="v1", commit=old),)
     assert (kernel.repo, kernel.revision) == ("test-org/torch-attention", "v1")
     assert kernel.commit == hub.sha("test-org/torch-attention", "v1", kind="kernel")
     assert "kernel test-org/moved-attention moved to test-org/torch-attention" in lock.notes.lines
+
+
+def test_a_kernel_that_was_renamed(own_hub: HubServer, own: Locker) -> None:
+    """It is locked under its name of today, with the recipe's; a kernel that others need by its old name is refused."""
+    publish(own_hub, needing("org/old"), "org/top")
+    commit = publish(own_hub, needing(), "org/old")
+    own_hub.rename("org/old", "org/new", kind="kernel")
+    kernel = own.one("org/old@v1")
+    assert (kernel.repo, kernel.commit) == ("org/new", commit)
+    assert kernel.redirects == (Moved(repo="org/old", revision="v1", commit=commit),)
+    with pytest.raises(ResolveError) as caught:
+        own(recipe("org/top@v1"), CPU)
+    assert caught.value.problems[0].message == (
+        "org/old@v1 moved to org/new, which the kernel that needs it does not know"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from kitbuild.base.build import definition
 from kitbuild.base.targets import load_target
 from kitbuild.errors import ImageError, RecipeError, ResolveError
 from kitbuild.lock.models import LockedWheel
-from kitbuild.lock.resolve import pins_of, resolve, system_of
+from kitbuild.lock.pins import pins_of
+from kitbuild.lock.resolve import resolve, system_of
 from kitbuild.progress import Silent
 from kitbuild.store import Store
 from tests.base import made
@@ -171,6 +172,24 @@ def test_nothing_moves_unasked(machine: Machine, hub: HubServer) -> None:
     assert not set(anew.values()) & set(commits(before).values())
 
 
+def test_a_kernel_that_moved_is_updated_by_its_old_name(machine: Machine, hub: HubServer) -> None:
+    """What a kernel's old place sends on to stays too, though that place has news; its old name moves the kernel."""
+    old, new = "test-org/moved-attention", "test-org/torch-attention"
+    machine.edit("kernels-community/flash-attn2@v2", f"{old}@v1")
+    before = machine.lock()
+    hub.commit(new, {"NEWS.md": "news\n"}, "v1", kind="kernel")
+    hub.commit(old, {"kernel-status.toml": 'kind = "redirect"\ndestination = "test-org/none"\n'}, "v1", kind="kernel")
+    assert machine.lock(before) == before
+    with pytest.raises(ResolveError) as caught:
+        machine.lock(before, new)
+    assert "test-org/none" in caught.value.problems[0].message
+    target = f'kind = "redirect"\ndestination = "{new}"\nrevision = "v1"\n'
+    hub.commit(old, {"kernel-status.toml": target}, "v1", kind="kernel")
+    for name in (old, new):
+        after = machine.lock(before, name)
+        assert commits(after) == {**commits(before), new: hub.sha(new, "v1", kind="kernel")} != commits(before)
+
+
 def test_a_revision_that_changes_in_the_recipe(machine: Machine, hub: HubServer) -> None:
     """Another revision in the recipe is resolved anew; what it does not touch stays."""
     before = machine.lock()
@@ -257,11 +276,14 @@ def test_a_model_that_is_gone(machine: Machine, hub: HubServer) -> None:
 
 
 def test_a_renamed_model(machine: Machine, hub: HubServer) -> None:
-    """A repository that was renamed is locked under the name that it has today."""
+    """A repository that was renamed is locked under the name that it has today, stays there, and moves by either name."""
     hub.rename("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base")
-    weights = machine.lock().model.weights
-    assert weights is not None
-    assert weights.repo == "Qwen/Qwen3-8B-Base"
+    before = machine.lock()
+    assert before.model.weights is not None
+    assert before.model.weights.repo == "Qwen/Qwen3-8B-Base"
+    hub.commit("Qwen/Qwen3-8B-Base", {"NEWS.md": "news\n"})
+    assert machine.lock(before) == before
+    assert machine.lock(before, "Qwen/Qwen3-8B") != before
 
 
 def test_a_private_model(machine: Machine, environ: dict[str, str], tmp_path: Path) -> None:
