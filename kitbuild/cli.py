@@ -311,12 +311,20 @@ def compare(
 
 
 @archive_app.command("verify")
-def archive_verify(path: ArchivePath, *, json_output: Json = False) -> None:
-    """Check every digest in an archive against its files."""
+def archive_verify(
+    path: ArchivePath,
+    *,
+    expected: Annotated[
+        str | None,
+        typer.Option("--sha256", metavar="DIGEST", help="Fail unless the archive is the one of this digest."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Check every byte of an archive against its list of files."""
     from kitbuild.flow import archives  # noqa: PLC0415
 
     _, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-verify", archives.archive_verify(path))
+    _print(terminal, "archive-verify", archives.archive_verify(path, expected=expected))
 
 
 @archive_app.command("list")

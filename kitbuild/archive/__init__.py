@@ -3,8 +3,9 @@
 Imports recipe, lock and store, never the guest that writes it: the two meet in files.
 """
 
+from kitbuild.archive.kit import Kit, read_kit
 from kitbuild.archive.models import Exit, Manifest, Metrics, exact_float
-from kitbuild.archive.pack import Kit, pack, read_kit, unpack
+from kitbuild.archive.pack import pack, unpack
 from kitbuild.archive.read import Archive, check, read, verify
 from kitbuild.archive.runs import Summary, claim_run_dir, list_runs, new_run_dir, run_name, show
 from kitbuild.archive.source import KitTar

@@ -149,6 +149,8 @@ class Manifest(Open):
     """A whole manifest. A run that failed or was stopped has only what was known by then."""
 
     format: Literal[1]
+    files: Literal["archive.json"] | None = None
+    """Where the list of the archive's files is; None for a run that an older kitbuild made."""
     name: str
     lock: Lock
     lock_sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -2,50 +2,40 @@
 
 A `.kit.tar` is a plain tar: `kit.json`, then `run/…`, then `blobs/sha256/…`, sorted, without times and owners, so
 the same run and store give the same bytes. Trained weights are left out unless asked for: a verdict needs only
-their digests, which are in the manifest.
+their digests, which are in the manifest. Format 1 had no digest of `kit.json` and is still read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
-import re
 import shutil
 import tarfile
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kitbuild.archive.carried import Include, carried
-from kitbuild.archive.documents import parse_json
+from kitbuild.archive.kit import Kit, read_kit
 from kitbuild.archive.read import check, read
-from kitbuild.archive.source import BLOB_PREFIX, KIT_FILE, KIT_FORMAT, RUN_PREFIX, KitTar, RunDirectory
+from kitbuild.archive.seal import SEAL_FILE, WEIGHT_FOLDERS
+from kitbuild.archive.source import BLOB_PREFIX, KIT_FILE, RUN_PREFIX, KitTar, RunDirectory
+from kitbuild.archive.tar_bytes import plain_member
 from kitbuild.base import bases
 from kitbuild.base.facts import read_facts
-from kitbuild.errors import LockError, UsageError, VerificationError
+from kitbuild.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from kitbuild.archive.read import Archive
     from kitbuild.archive.source import Stream
     from kitbuild.base.models import LockedBase
     from kitbuild.store.blobs import Store
 
 CHUNK_BYTES = 1 << 20
-DOCUMENTS = ("manifest.json", "recipe.yaml", "lock.json", "metrics.jsonl", "exit.json")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kit:
-    """What `kit.json` says."""
-
-    run: str
-    include: str
-    weights: bool
+DOCUMENTS = ("manifest.json", "recipe.yaml", "lock.json", "metrics.jsonl", "exit.json", SEAL_FILE)
 
 
 def pack(run_dir: Path, output: Path, *, store: Store, include: Include = "local", weights: bool = False) -> Path:
@@ -61,33 +51,11 @@ def pack(run_dir: Path, output: Path, *, store: Store, include: Include = "local
         )
     blobs = carried(archive.manifest.lock, include=include, store=store)
     try:
-        return _write(archive.source, output, blobs, store=store, include=include, weights=weights)
+        return _write(archive, output, blobs, store=store, include=include, weights=weights)
     except OSError as error:
         raise UsageError(
             f"{output} cannot be written: {error.strerror}", hint="name a file where there is room and you may write"
         ) from error
-
-
-def read_kit(tar: KitTar) -> Kit:
-    """The checked `kit.json` of a `.kit.tar`; a newer format is exit 3."""
-    with tar.open_member(KIT_FILE) as stream:
-        try:
-            body = parse_json(stream.read())
-        except ValueError as error:
-            raise VerificationError(
-                f"{tar.path}: {KIT_FILE} is not JSON: {error}", hint="the file is damaged"
-            ) from error
-    version = body.get("format") if isinstance(body, dict) else None
-    if isinstance(version, int) and version > KIT_FORMAT:
-        raise LockError(
-            f"{tar.path}: format {version} is newer than this kitbuild reads ({KIT_FORMAT})",
-            hint="use a newer kitbuild",
-        )
-    match body:
-        case {"format": 1, "run": str(run), "include": str(include), "weights": bool(weights)} if _NAME.fullmatch(run):
-            return Kit(run=run, include=include, weights=weights)
-        case _:
-            raise VerificationError(f"{tar.path}: {KIT_FILE} is malformed", hint="the file is damaged")
 
 
 def unpack(kit_tar: Path, store: Store, destination: Path) -> Path:
@@ -126,24 +94,18 @@ def _adopt_base(base: LockedBase, store: Store) -> None:
     bases.record(store, base)
 
 
-def _write(
-    source: RunDirectory, output: Path, blobs: Iterable[str], *, store: Store, include: str, weights: bool
-) -> Path:
-    kit = {
-        "format": KIT_FORMAT,
-        "run": source.path.resolve().name,
-        "include": include,
-        "weights": weights,
-    }
+def _write(archive: Archive, output: Path, blobs: Iterable[str], *, store: Store, include: str, weights: bool) -> Path:
+    run_dir = archive.path
+    kit = Kit(run=run_dir.resolve().name, include=include, weights=weights, archive_sha256=archive.sha256)
     output.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
             with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                data = (json.dumps(kit, indent=1, sort_keys=True) + "\n").encode()
-                tar.addfile(_member(KIT_FILE, len(data)), io.BytesIO(data))
-                for file in _run_files(source, weights=weights):
-                    _add(tar, RUN_PREFIX + file, source.path / file)
+                data = kit.to_bytes()
+                tar.addfile(plain_member(KIT_FILE, len(data)), io.BytesIO(data))
+                for file in _run_files(archive, weights=weights):
+                    _add(tar, RUN_PREFIX + file, run_dir / file)
                 for sha256 in sorted(blobs):
                     _add(tar, BLOB_PREFIX + sha256, store.path(sha256))
             stream.flush()
@@ -156,23 +118,18 @@ def _write(
     return output
 
 
-def _run_files(source: RunDirectory, *, weights: bool) -> Iterator[str]:
-    for name in source.names():
-        if name in DOCUMENTS or name.startswith("logs/") or (weights and name.startswith("model/")):
+def _run_files(archive: Archive, *, weights: bool) -> Iterator[str]:
+    """What archive.json lists; of an older run, what was known then. Weights where asked for."""
+    listed = {SEAL_FILE, *archive.seal.files} if archive.seal else None
+    for name in archive.source.names():
+        kept = name in listed if listed is not None else name in DOCUMENTS or name.startswith(("logs/", "model/"))
+        if kept and (weights or not name.startswith(WEIGHT_FOLDERS)):
             yield name
 
 
 def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
     with path.open("rb") as stream:
-        tar.addfile(_member(name, path.stat().st_size), stream)
-
-
-def _member(name: str, size: int) -> tarfile.TarInfo:
-    """A member without times and owners (`TarInfo` starts with zeros)."""
-    member = tarfile.TarInfo(name)
-    member.size = size
-    member.mode = 0o644
-    return member
+        tar.addfile(plain_member(name, path.stat().st_size), stream)
 
 
 def _extract(tar: KitTar, destination: Path) -> None:

@@ -8,22 +8,33 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.archive.checks import blob_problems, document_problems, metrics_problems, weight_problems
 from kitbuild.archive.documents import parse_exit, parse_lock, parse_manifest, parse_metrics
+from kitbuild.archive.kit import read_kit
 from kitbuild.archive.models import MANIFEST_FORMAT, Exit, Manifest, Metrics
-from kitbuild.archive.source import KitTar, Source, open_source, read_document
-from kitbuild.errors import Problem, UsageError, VerificationError
+from kitbuild.archive.seal import SEAL_FILE, Seal, document_digests, file_problems, parse_seal
+from kitbuild.archive.source import KIT_FILE, KitTar, Source, open_source, read_document
+from kitbuild.archive.tar_bytes import byte_problems
+from kitbuild.errors import LockError, Problem, UsageError, VerificationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+DOCUMENTS = ("manifest.json", "lock.json", "recipe.yaml", "exit.json", "metrics.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """A run as it was written. `truncated`: the run was cut off while it wrote a line of metrics."""
+    """A run as it was written.
+
+    `truncated`: the run was cut off while it wrote a line of metrics. `sha256` is of archive.json and so names every
+    byte; None for a run that an older kitbuild made or that was killed.
+    """
 
     path: Path
     source: Source
@@ -33,6 +44,8 @@ class Archive:
     truncated: bool
     exit: Exit | None
     has_weights: bool
+    seal: Seal | None
+    sha256: str | None
     problems: tuple[Problem, ...]
 
     @property
@@ -58,11 +71,11 @@ def read(path: Path, *, weights: bool = False) -> Archive:
 
 def _read(path: Path, *, weights: bool) -> Archive:
     source = open_source(path)
-    documents = {
-        name: read_document(source, name) for name in ("manifest.json", "lock.json", "recipe.yaml", "exit.json")
-    }
-    manifest = _manifest(path, documents)
-    lines = read_document(source, "metrics.jsonl") or b""
+    documents = {name: read_document(source, name) for name in DOCUMENTS}
+    seal_bytes = read_document(source, SEAL_FILE)
+    seal, seal_wrong = parse_seal(seal_bytes, file=f"{path}/{SEAL_FILE}")
+    manifest = _manifest(path, documents, seal)
+    lines = documents["metrics.jsonl"] or b""
     metrics, problems, truncated = parse_metrics(lines, file=f"{path}/metrics.jsonl")
     exit_ = parse_exit(documents["exit.json"], file=f"{path}/exit.json") if documents["exit.json"] is not None else None
     found = [*problems]
@@ -76,18 +89,52 @@ def _read(path: Path, *, weights: bool) -> Archive:
         found = found or [*metrics_problems(source, manifest, lines)]
     if weights and manifest.weights:
         found += weight_problems(source, manifest)
+    found += [*seal_wrong, *_sealed(source, manifest, documents, seal, found, deep=weights)]
+    if manifest.files is not None and seal_bytes is None:
+        text = "missing: the run was killed while it was recorded, or the file was removed"
+        found.append(Problem(message=text, file=f"{path}/{SEAL_FILE}"))
     return Archive(
         path=path, source=source, manifest=manifest, manifest_found=documents["manifest.json"] is not None,
         metrics=metrics, truncated=truncated, exit=exit_,
-        has_weights=any(name.startswith("model/") for name in source.names()), problems=tuple(found),
+        has_weights=any(name.startswith("model/") for name in source.names()), seal=seal,
+        sha256=hashlib.sha256(seal_bytes).hexdigest() if seal_bytes is not None else None, problems=tuple(found),
     )  # fmt: skip
+
+
+def _sealed(
+    source: Source,
+    manifest: Manifest,
+    documents: dict[str, bytes | None],
+    seal: Seal | None,
+    found: list[Problem],
+    *,
+    deep: bool,
+) -> Iterator[Problem]:
+    """The files against the list; what has a problem already is not told twice."""
+    if seal is None:
+        return
+    told = frozenset(problem.file or "" for problem in found)
+    yield from document_digests(seal, documents, path=source.path, told=told)
+    if deep:
+        yield from file_problems(source, seal, read=DOCUMENTS, told=told, manifest=manifest)
 
 
 def verify(archive: Archive) -> tuple[Problem, ...]:
     """Everything wrong with it: weights and carried files too."""
     again = read(archive.path, weights=True)
-    carried = blob_problems(again.source) if isinstance(again.source, KitTar) else ()
-    return (*again.problems, *carried)
+    packed = _packed_problems(again, again.source) if isinstance(again.source, KitTar) else ()
+    return (*again.problems, *packed)
+
+
+def _packed_problems(archive: Archive, tar: KitTar) -> Iterator[Problem]:
+    """Of the packed file beside the run in it."""
+    kit = read_kit(tar)
+    if kit.format != 1:
+        yield from byte_problems(tar.path, tar.members)
+        if kit.archive_sha256 != archive.sha256:
+            text = f"{SEAL_FILE} has sha256 {archive.sha256}, {KIT_FILE} says {kit.archive_sha256}"
+            yield Problem(message=text, file=str(tar.path))
+    yield from blob_problems(tar)
 
 
 def check(archive: Archive) -> None:
@@ -101,11 +148,17 @@ def check(archive: Archive) -> None:
         )
 
 
-def _manifest(path: Path, documents: dict[str, bytes | None]) -> Manifest:
+def _manifest(path: Path, documents: dict[str, bytes | None], seal: Seal | None) -> Manifest:
     """The manifest, or for a run that was killed what its lock alone tells."""
     data, lock_bytes = documents["manifest.json"], documents["lock.json"]
     if data is not None:
-        return parse_manifest(data, file=f"{path}/manifest.json")
+        try:
+            return parse_manifest(data, file=f"{path}/manifest.json")
+        except LockError as error:
+            changed = [*document_digests(seal, {"manifest.json": data}, path=path, told=())] if seal else []
+            if not changed:
+                raise
+            raise VerificationError(str(changed[0]), problems=changed, hint="the archive is damaged") from error
     if lock_bytes is None:
         raise UsageError(f"{path} is not a run: it has no manifest.json", hint="`kitbuild archive list` shows the runs")
     lock = parse_lock(lock_bytes, file=f"{path}/lock.json")

@@ -52,6 +52,7 @@ class Summary:
     seed: int | None = None
     environment_locked: bool | None = None
     lock_sha256: str | None = None
+    archive_sha256: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """All fields."""
@@ -140,6 +141,7 @@ def show(archive: Archive) -> Summary:
         seed=manifest.seed,
         environment_locked=manifest.environment.locked if archive.manifest_found else None,
         lock_sha256=manifest.lock_sha256,
+        archive_sha256=archive.sha256,
     )
 
 

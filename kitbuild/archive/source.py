@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol, Self
 
 from kitbuild.errors import Problem, UsageError, VerificationError
 
-KIT_FORMAT = 1
+KIT_FORMAT = 2
 KIT_FILE = "kit.json"
 RUN_PREFIX = "run/"
 BLOB_PREFIX = "blobs/sha256/"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild import archive as archives
 from kitbuild import compare as comparing
-from kitbuild.errors import UsageError
+from kitbuild.errors import UsageError, VerificationError
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.running import summary_lines
 
@@ -30,14 +30,34 @@ def compare(context: Context, left: Path, right: Path, *, report: Path | None, t
     return Result(fields=verdict.as_json(), lines=(verdict.text(), *wrote), exit_code=verdict.exit_code)
 
 
-def archive_verify(path: Path) -> Result:
-    """Every digest in an archive against its files; exit 7 with all that is wrong."""
+def archive_verify(path: Path, *, expected: str | None = None) -> Result:
+    """Every digest in an archive against its files; exit 7 with all that is wrong.
+
+    `expected` is the archive's own digest as somebody else holds it: then it is also the very run that was meant.
+    """
     found = archives.read(path)
     archives.check(found)
-    fields = {"path": str(path), "steps": len(found.metrics), "tensors": len(found.manifest.weights)}
-    return Result(
-        fields=fields, lines=(f"{path} verifies: {fields['steps']} steps, {fields['tensors']} weight tensors",)
-    )
+    if expected is not None and expected.removeprefix("sha256:").lower() != found.sha256:
+        raise VerificationError(
+            f"{path} is whole, and another archive: its sha256 is {found.sha256}", hint="take the one that was meant"
+        )
+    files = len(found.seal.files) if found.seal else None
+    fields = {
+        "path": str(path), "steps": len(found.metrics), "tensors": len(found.manifest.weights),
+        "files": files, "archive_sha256": found.sha256,
+    }  # fmt: skip
+    counts = f"{fields['steps']} steps, {fields['tensors']} weight tensors"
+    line = f"{path} verifies: {counts}" + (f", {files} files" if files is not None else "")
+    return Result(fields=fields, lines=(line, _seal_line(found)))
+
+
+def _seal_line(archive: archives.Archive) -> str:
+    """The one digest that stands for all of it."""
+    if archive.sha256 is not None:
+        return f"archive sha256 {archive.sha256}"
+    if not archive.manifest_found:
+        return "it has no list of its files: the run was killed, or is not over"
+    return "an older kitbuild made it, without a list of its files: logs, configuration and tokenizer have no digest"
 
 
 def archive_list(folder: Path) -> Result:

@@ -113,7 +113,12 @@ def train(
     archive = archives.read(place)
     summary = archives.show(archive)
     return Result(
-        fields={"run_dir": str(place), "exit_code": 0, "seconds": round(time.monotonic() - began, 3)},
+        fields={
+            "run_dir": str(place),
+            "exit_code": 0,
+            "seconds": round(time.monotonic() - began, 3),
+            "archive_sha256": archive.sha256,
+        },
         lines=(*summary_lines(summary), *shown_lines(archive.manifest.results.evaluate), f"archive: {place}"),
     )
 

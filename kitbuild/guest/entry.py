@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild import __version__
 from kitbuild.errors import KitbuildError, Problem, RunError, StoppedError
-from kitbuild.guest import determinism, kernels, launch, manifest, preflight, record
+from kitbuild.guest import determinism, kernels, launch, manifest, preflight, record, seal
 from kitbuild.guest.config import Config
 from kitbuild.guest.verify import Verification
 
@@ -131,6 +131,7 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
             text = f"{places.out} holds a run already"
             return report(terminal, RunError(text, hint="use an empty directory that this user can write"))
         (places.out / "logs").mkdir(parents=True, exist_ok=True)
+        seal.lift(places.out)
         rmtree(places.scratch, ignore_errors=True)
         places.scratch.mkdir(parents=True)
         for name in ("lock.json", "recipe.yaml"):
@@ -158,6 +159,8 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
         failure = KitbuildError(text, hint="please report it, with logs/guest.log")
     try:
         session.close(failure)
+        terminal.release()
+        seal.write(places.out)
     except OSError as error:
         traceback.print_exc()
         failure = failure or RunError(f"the run cannot be recorded: {error}", hint="free space for the run directory")

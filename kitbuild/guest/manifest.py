@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.guest import determinism, record
+from kitbuild.guest import determinism, record, seal
 from kitbuild.guest.config import cores
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def write(config: Config, parts: dict[str, Any]) -> None:
     empty = ("device", "driver", "build", "launch", "arguments", "attention", "liger", "started", "finished")
     value = {
         "format": FORMAT,
+        "files": seal.NAME,
         "name": config.name,
         "lock": dict(config.raw),
         "lock_sha256": config.lock_sha256,

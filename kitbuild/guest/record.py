@@ -49,6 +49,15 @@ class Terminal:
         os.dup2(target, 2)
         os.close(target)
 
+    def release(self) -> None:
+        """The logs are whole: what is printed from here on is about no run."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
     def say(self, text: str, *, every_seconds: float = 0.0) -> None:
         """One line for the user."""
         now = time.monotonic()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.archive.checks import data_fingerprint
+from kitbuild.guest import seal
 from kitbuild.lock.models import Lock
 
 if TYPE_CHECKING:
@@ -248,8 +249,10 @@ class Run:
             "complete": True,
         } | self.manifest
 
-    def write(self, path: Path) -> Path:
-        """Write the run directory."""
+    def write(self, path: Path, *, sealed: bool = False) -> Path:
+        """Write the run directory; `sealed` as this guest does it, else as an older one did."""
+        if sealed:
+            self.manifest = {**self.manifest, "files": "archive.json"}
         (path / "model").mkdir(parents=True)
         (path / "logs").mkdir()
         (path / "manifest.json").write_text(json.dumps(self.body()))
@@ -261,4 +264,7 @@ class Run:
         (path / "logs" / "guest.log").write_text("kit: done\n")
         (path / "model" / "model.safetensors").write_bytes(safetensors(self.weights))
         (path / "model" / "config.json").write_text("{}")
+        if sealed:
+            (path / "model" / "tokenizer.json").write_text('{"model": {}}')
+            seal.write(path)
         return path

@@ -295,7 +295,11 @@ def test_a_cut_tar_is_refused(run_dir: Path, store: Store, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kit", "error", "message"),
     [
-        ({"format": 2}, LockError, "format 2 is newer than this kitbuild reads (1)"),
+        ({"format": 3}, LockError, "format 3 is newer than this kitbuild reads (2)"),
+        ({"format": 2}, VerificationError, "kit.json is malformed"),
+        ({"format": 2, "run": "x", "include": "local", "weights": False, "archive_sha256": None}, VerificationError, "kit.json is not as it was packed"),
+        ({"format": 2, "run": "x", "include": "local", "weights": False, "archive_sha256": "x"}, VerificationError, "kit.json is malformed"),
+        ({"format": 1, "run": "x", "include": "local", "weights": False, "sha256": "x"}, VerificationError, "kit.json is malformed"),
         ({"format": 1}, VerificationError, "kit.json is malformed"),
         ({"format": 1, "run": "../x", "include": "local", "weights": False}, VerificationError, "kit.json is malformed"),
         ([], VerificationError, "kit.json is malformed"),
@@ -307,6 +311,15 @@ def test_a_bad_kit_file_is_refused(tmp_path: Path, kit: object, error: type[Kitb
     with pytest.raises(error) as caught:
         unpack(path, open_store(tmp_path / "other"), tmp_path / "here")
     assert message in caught.value.message
+
+
+def test_a_kit_of_the_first_format_still_reads(run_dir: Path, store: Store, tmp_path: Path) -> None:
+    """It had no digest of kit.json, and its headers could be otherwise."""
+    output = pack(run_dir, tmp_path / "x.kit.tar", store=store)
+    old = rewritten(output, {"kit.json": KIT})
+    assert read_kit(KitTar.read(old)).format == 1
+    old.write_bytes(old.read_bytes() + b"\0" * 512)
+    check(read(unpack(old, open_store(tmp_path / "other"), tmp_path / "here")))
 
 
 def test_a_tar_without_a_kit_file_is_a_usage_error(tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ def test_run_archive(kit: Kitbuild, baseline: Baseline) -> None:
     assert found["environment"]["locked"] is True
     verified = kit("archive", "verify", baseline.run_dir)
     assert (verified["schema"], verified["steps"]) == ("kitbuild.archive-verify/1", 10)
+    assert verified["archive_sha256"] == baseline.run["archive_sha256"]
+    listed = json.loads((baseline.run_dir / "archive.json").read_bytes())["files"]
+    assert {"manifest.json", "model/config.json", "model/tokenizer.json", "logs/guest.log", "logs/rank-0.log"} <= {
+        *listed
+    }
 
 
 def test_image_in_engine(baseline: Baseline, engine: docker.DockerClient) -> None:
@@ -141,6 +146,7 @@ def test_container_is_hardened_and_its_line_works(
     done = subprocess.run(line.replace(first, str(bare)), shell=True, capture_output=True, text=True, check=False)  # noqa: S602 - a line for a shell
     assert done.returncode == 0, done.stdout + done.stderr
     for run in (first, bare):
+        assert kit("archive", "verify", run)["archive_sha256"]
         assert kit("compare", baseline.run_dir, run)["verdict"] == "IDENTICAL"
 
 
