@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kitbuild import recipe as recipes
 from kitbuild.errors import LockError, RecipeError, UsageError
 from kitbuild.flow.context import Context, Result
+from kitbuild.lock.changes import changes
+from kitbuild.lock.changes import lines as change_lines
 from kitbuild.lock.files import check_current, lock_path, parse_lock, read_lock, write_lock
 from kitbuild.lock.pins import names, package
 
@@ -92,9 +95,9 @@ def lock(
     lines = [f"{lock_path(path)} {'written' if changed else 'is current'}, {found.sha256[:12]}"]
     fields: dict[str, Any] = {"lock_path": str(lock_path(path)), "lock_sha256": found.sha256, "changed": changed}
     if old is not None:
-        differences = _differences(old, found)
-        fields["differences"] = differences
-        lines += differences or [f"no difference from {diff}"]
+        moved = changes(old, found)
+        fields["differences"] = [asdict(change) for change in moved]
+        lines += change_lines(moved) or [f"no difference from {diff}"]
     return Result(fields=fields, lines=tuple(lines))
 
 
@@ -168,28 +171,3 @@ def _read_old(path: Path) -> Lock:
     except OSError as error:
         raise LockError(f"{path} cannot be read: {error.strerror}", hint="--diff takes another lock file") from error
     return parse_lock(data, name=str(path))
-
-
-def _differences(old: Lock, new: Lock) -> list[str]:
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
-    return [
-        f"{key}: {before.get(key, '(none)')} → {after.get(key, '(none)')}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-    ]
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted keys; items of lists go by their own name where they have one, so that an insertion is one line."""
-    if isinstance(value, dict):
-        pairs = list(value.items())
-    elif isinstance(value, list):
-        pairs = [(_item_name(item, index), item) for index, item in enumerate(value)]
-    else:
-        return {prefix: value}
-    return {key: leaf for name, item in pairs for key, leaf in _flat(item, f"{prefix}.{name}".lstrip(".")).items()}
-
-
-def _item_name(item: Any, index: int) -> str:
-    names = (item.get(key) for key in ("name", "repo", "path", "variant", "id")) if isinstance(item, dict) else ()
-    return next((str(name) for name in names if name), str(index))

@@ -114,8 +114,8 @@ class _Job:
             try:
                 if shutdown:
                     shutdown()
-            except (ValueError, OSError):
-                continue
+            except (ValueError, RuntimeError, OSError):
+                continue  # urllib3 raises for a connection that has ended or was given back meanwhile
 
     def bring(self, item: Download) -> str:
         """One file, from wherever it is."""

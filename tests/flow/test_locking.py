@@ -213,8 +213,14 @@ def test_difference_from_the_lock_that_is_replaced(context: Context, recipe: Pat
     )
     resolver.changes = {"wheels": moved}
     fields = lock(context, recipe, upgrade=True, diff=lock_path(recipe))
-    assert fields["differences"] == ["wheels.torch.version: 1.0 → 2.0"]
+    assert fields["differences"] == [{"part": "packages", "name": "torch", "old": "1.0", "new": "2.0"}]
     assert lock(context, recipe, diff=lock_path(recipe))["differences"] == []
+    options: dict[str, Any] = {"only_check": False, "update": NOTHING, "upgrade": False}
+    told = locking.lock(context, recipe, diff=lock_path(recipe), **options).lines
+    assert told[-1] == f"no difference from {lock_path(recipe)}"
+    resolver.changes = {}
+    told = locking.lock(context, recipe, diff=lock_path(recipe), **options | {"upgrade": True}).lines
+    assert told[1:] == ("packages:", "  torch 2.0 → 1.0")
 
 
 def test_difference_from_nothing_is_told_first(context: Context, recipe: Path, resolver: Resolver) -> None:
@@ -229,8 +235,7 @@ def test_added_and_removed_are_one_line_each(context: Context, recipe: Path, res
     lock(context, recipe)
     resolver.changes = {"wheels": make_lock(context.store).wheels[1:]}
     differences = lock(context, recipe, upgrade=True, diff=lock_path(recipe))["differences"]
-    assert {line.split(".")[1] for line in differences} == {"torch"}
-    assert all(line.endswith("→ (none)") for line in differences)
+    assert differences == [{"part": "packages", "name": "torch", "old": "1.0", "new": None}]
 
 
 def test_ensure_lock_writes_one_where_there_is_none(context: Context, recipe: Path, resolver: Resolver) -> None:
