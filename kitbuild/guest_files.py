@@ -1,4 +1,4 @@
-"""Which of kitbuild's own files go into an image, and the digest that a lock keeps of them.
+"""Which of kitbuild's own files go into an image, the digest that a lock keeps of them, and whose uid they run under.
 
 Beside the steps, standard library only: `lock` writes the digest, `image` copies the files.
 """
@@ -9,6 +9,8 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+GUEST_UID = 10001
+"""Who the guest is in a container where nobody says otherwise, and where root starts it."""
 _PACKAGE = Path(__file__).parent
 
 

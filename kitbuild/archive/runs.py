@@ -1,6 +1,6 @@
 """Step 5: run directories on disk: their names, making one, listing them.
 
-`runs/<name>-<UTC time>-<6 hex>/`. The container writes as the caller's uid, or as 10001 after root gave it the
+`runs/<name>-<UTC time>-<6 hex>/`. The container writes as the caller's uid, or as `GUEST_UID` after root gave it the
 directory, so a directory of somebody else's is refused before an image is started.
 """
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from kitbuild.archive.models import exact_float
 from kitbuild.archive.read import Archive, read
 from kitbuild.errors import KitbuildError, RunError
+from kitbuild.guest_files import GUEST_UID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-CONTAINER_UID = 10001
 ENTROPY_BYTES = 3
 
 
@@ -98,7 +98,7 @@ def claim_run_dir(path: Path, *, resume: bool = False, uid: int | None = None) -
             f"the run directory {path} cannot be used: {error.strerror}{_owner_note(path)}",
             hint="choose a directory that you own with --out DIR",
         ) from error
-    if owner not in ({0, CONTAINER_UID} if me == 0 else {me}):
+    if owner not in ({0, GUEST_UID} if me == 0 else {me}):
         raise RunError(
             f"the run directory {path} belongs to uid {owner}, not to you (uid {me})",
             hint=f"choose another with --out DIR, or give it away first: chown {me} {path}",

@@ -1,9 +1,8 @@
-"""Bases in a container engine: bring one into the store, or give one to the engine."""
+"""Bases in a container engine: find one there, bring one into the store."""
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,32 +66,6 @@ def origin_of(image: Image) -> Upstream | None:
         if digest.startswith("sha256:"):
             return Upstream(name=name, digest=digest)
     return None
-
-
-def load_base(client: docker.DockerClient, base: LockedBase, *, store: Store, tag: str, progress: Progress) -> str:
-    """Load a base from the store into the engine under a tag; returns the engine's id of it."""
-    # A file, not a pipe: the SDK reads a stream's length, and an engine that fails mid-way closes the pipe first.
-    with (
-        store.scratch() as folder,
-        tempfile.TemporaryFile(dir=folder) as archive,
-        progress.activity(f"load {tag}", total=None, unit="bytes"),
-    ):
-        oci.write_archive(
-            archive,
-            config=bases.config(store, base),
-            manifest=bases.manifest(store, base),
-            layers=bases.layers(store, base),
-            tag=tag,
-        )
-        archive.seek(0)
-        with engine_errors(f"load {tag}"):
-            error = last_error(client.api.load_image(archive))  # type: ignore[no-untyped-call]
-        if error:
-            raise ImageError(f"the engine could not load {tag}: {error}", hint="see the engine's log")
-    image = find_image(client, tag)
-    if image is None or image.id is None:
-        raise ImageError(f"the engine loaded {tag} and does not show it", hint="see the engine's log")
-    return image.id
 
 
 def last_error(events: Iterable[Mapping[str, Any]], seen: Callable[[Mapping[str, Any]], None] | None = None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import kitbuild
 from kitbuild.base.oci import config_bytes, manifest_bytes
+from kitbuild.guest_files import GUEST_UID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from kitbuild.image.models import Base, Layer
     from kitbuild.lock.models import Lock
 
-USER = "10001:10001"
+USER = f"{GUEST_UID}:{GUEST_UID}"
 ENTRYPOINT = "/opt/kit/bin/kit"
 CONTENT_LABEL = "org.kitbuild.content"
 LOCK_LABEL = "org.kitbuild.lock"

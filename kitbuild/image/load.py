@@ -54,14 +54,16 @@ def load(image: Image, client: DockerClient, *, store: Store, progress: Progress
     )
 
 
-def load_base(locked: LockedBase, client: DockerClient, *, store: Store, progress: Progress) -> str:
+def load_base(
+    locked: LockedBase, client: DockerClient, *, store: Store, progress: Progress, tag: str | None = None
+) -> str:
     """The engine's id of the base alone, so that its own Python can compile."""
     base = Base.stored(locked, store)
     image = Image(
         config=base.config,
         manifest=image_manifest(base.config, base.layers),
         layers=base.layers,
-        tag=f"kitbuild/base:{base.config_digest.removeprefix('sha256:')[:12]}",
+        tag=tag or f"kitbuild/base:{base.config_digest.removeprefix('sha256:')[:12]}",
     )
     return load(image, client, store=store, progress=progress).engine_id
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kitbuild.lock.models import Lock, LockedTree
     from kitbuild.store import Store
 
-GUEST_UID = 10001
 SHARED_MEMORY_BYTES = 1 << 30
 TMPFS = {"/tmp": "rw,nosuid,nodev,mode=1777", "/cache": "rw,nosuid,nodev,exec,mode=1777"}  # noqa: S108 - in the container
 

@@ -12,7 +12,8 @@ import docker.errors
 import requests.exceptions
 
 from kitbuild.errors import RunError
-from kitbuild.run.container import GUEST_UID, ContainerSpec, Mount, guest_environment, input_mounts
+from kitbuild.guest_files import GUEST_UID
+from kitbuild.run.container import ContainerSpec, Mount, guest_environment, input_mounts
 from kitbuild.run.follow import Stop, follow, followed, keep_printed, raise_for
 
 if TYPE_CHECKING:

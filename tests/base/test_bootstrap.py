@@ -15,9 +15,10 @@ import pytest
 
 from kitbuild.base import bases, oci
 from kitbuild.base.bootstrap import bootstrap, rewrite
-from kitbuild.base.engine import find_image, import_base, load_base
+from kitbuild.base.engine import find_image, import_base
 from kitbuild.base.targets import load_bootstrap
 from kitbuild.errors import ImageError
+from kitbuild.image.load import load_base
 from kitbuild.progress import Silent
 from kitbuild.store import Store
 from tests.base.made import STATUS, Notes
@@ -199,7 +200,7 @@ def test_real_base_in_an_engine(
 ) -> None:
     """Loaded, it compiles and imports with nothing but itself; taken back from the engine it is the same base."""
     tag = f"kitbuild-test/base-cpu:{time.time_ns()}"
-    load_base(client, debian_base, store=session_store, tag=tag, progress=Silent())
+    load_base(debian_base, client, store=session_store, tag=tag, progress=Silent())
     try:
         source = "printf '#include <Python.h>\\n#include <omp.h>\\nextern \"C\" int f() { return 42; }' > /tmp/f.cpp"
         compiled = "g++ -O2 -fopenmp -shared -fPIC -I/usr/include/python3.11 /tmp/f.cpp -o /tmp/f.so"

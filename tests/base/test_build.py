@@ -11,11 +11,11 @@ import pytest
 from kitbuild.base import bases
 from kitbuild.base import build as building
 from kitbuild.base.build import build
-from kitbuild.base.engine import load_base
 from kitbuild.base.find import find
 from kitbuild.base.models import Upstream
 from kitbuild.base.targets import data_path, load_target
 from kitbuild.errors import ImageError
+from kitbuild.image.load import load_base
 from kitbuild.progress import Silent
 from tests.base import made
 from tests.base.made import Notes
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.docker
 def upstream(store: Store, client: docker.DockerClient) -> Iterator[str]:
     """A small image without a shell: enough to build FROM, nothing can RUN in it."""
     tag = f"kitbuild-test/upstream:{time.time_ns()}"
-    load_base(client, made.add(store), store=store, tag=tag, progress=Silent())
+    load_base(made.add(store), client, store=store, tag=tag, progress=Silent())
     yield tag
     client.images.remove(tag, force=True)
 
@@ -48,7 +48,7 @@ def test_build_on_the_debian_base(
 ) -> None:
     """With everything there already nothing is installed; the result is a base whose labels tell where it is from."""
     tag = f"kitbuild-test/base-cpu:{time.time_ns()}"
-    load_base(client, debian_base, store=session_store, tag=tag, progress=Silent())
+    load_base(debian_base, client, store=session_store, tag=tag, progress=Silent())
     notes = Notes()
     try:
         base = build(target, client=client, store=store, progress=notes, upstream=tag, network="none")

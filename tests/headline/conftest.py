@@ -16,8 +16,8 @@ import docker
 import docker.errors
 import pytest
 
-from kitbuild.base.engine import load_base
 from kitbuild.base.find import find
+from kitbuild.image.load import load_base
 from kitbuild.progress import Silent
 from kitbuild.store import Store
 from tests.headline.stand_ins import publish_packages
@@ -141,7 +141,7 @@ def upstream(engine: docker.DockerClient) -> Iterator[str]:
     store = Store.open(os.environ)
     base = find(None, target="cpu", store=store, environ=os.environ, client_factory=lambda: engine, progress=Silent())
     tag = f"kitbuild-test/cuda:{time.time_ns()}"
-    load_base(engine, base, store=store, tag=tag, progress=Silent())
+    load_base(base, engine, store=store, tag=tag, progress=Silent())
     yield tag
     engine.images.remove(tag, force=True)
 

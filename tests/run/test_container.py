@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kitbuild.guest_files import GUEST_UID
 from kitbuild.lock.models import LockedDataset, LockedModel, LockedTree
-from kitbuild.run.container import GUEST_UID, ContainerSpec, Mount, guest_environment, input_mounts
+from kitbuild.run.container import ContainerSpec, Mount, guest_environment, input_mounts
 from kitbuild.run.docker_engine import container_spec
 from tests.image.kit import locked_file, make_lock, new_store
 
