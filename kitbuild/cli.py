@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 from kitbuild import __version__
 from kitbuild.errors import KitbuildError, UsageError
@@ -32,9 +33,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+class _ImageVerbs(typer.core.TyperGroup):
+    """`kitbuild image RECIPE` is `kitbuild image build RECIPE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = ["build", *args]
+        return super().parse_args(ctx, args)
+
+
+image_app = typer.Typer(
+    cls=_ImageVerbs,
+    help="Images: `kitbuild image RECIPE` builds, `kitbuild image inspect REF` reads.",
+    no_args_is_help=True,
+)
 archive_app = typer.Typer(help="Archived runs: verify, list, show, pack, unpack.", no_args_is_help=True)
 base_app = typer.Typer(help="Finished base images, referred to by digest.", no_args_is_help=True)
 store_app = typer.Typer(help="The content-addressed store.", no_args_is_help=True)
+app.add_typer(image_app, name="image")
 app.add_typer(archive_app, name="archive")
 app.add_typer(base_app, name="base")
 app.add_typer(store_app, name="store")
@@ -212,7 +230,7 @@ def fetch(
     _print(terminal, "fetch", building.fetch(context, recipe, bundle=bundle, source=source))
 
 
-@app.command()
+@image_app.command("build")
 def image(
     recipe: RecipePath,
     *,
@@ -233,6 +251,23 @@ def image(
     context, terminal = _context(json_output=json_output, verbose=verbose)
     built = building.image(context, recipe, tag=tag, push=push, output=output)
     terminal.result("image", built.as_json(), built.text())
+
+
+@image_app.command("inspect")
+def image_inspect(
+    reference: Annotated[str, typer.Argument(metavar="REF", help="An image in the engine, in a registry, or a file.")],
+    *,
+    show: Annotated[
+        str | None, typer.Option("--show", metavar="NAME", help="Print lock, recipe, sbom, provenance or content.")
+    ] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """What an image says of itself: lock, recipe, SBOM, provenance, each checked against the image's digests."""
+    from kitbuild.flow import inspecting  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    _print(terminal, "image-inspect", inspecting.inspect(context, reference, show=show))
 
 
 @app.command()

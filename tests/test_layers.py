@@ -39,7 +39,7 @@ TRAINING = frozenset(
 LINES = 300
 LONGER = {
     # Longer than a module should be, and no longer than this.
-    "kitbuild/cli.py": 500,  # one short function a verb
+    "kitbuild/cli.py": 540,  # one short function a verb
     "kitbuild/base/registry.py": 340,
     "kitbuild/guest/determinism.py": 325,  # a table
     "kitbuild/lock/wheels.py": 325,

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from kitbuild.errors import ImageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -64,10 +64,13 @@ def config_bytes(
     )
 
 
-def manifest_bytes(config: bytes, layers: Sequence[tuple[str, int]]) -> bytes:
+def manifest_bytes(
+    config: bytes, layers: Sequence[tuple[str, int]], *, annotations: Mapping[str, str] | None = None
+) -> bytes:
     """The manifest of an image whose layers are uncompressed tars: (digest, size) each, bottom first."""
     return canonical(
         {
+            **({"annotations": dict(annotations)} if annotations else {}),
             "config": {"digest": digest_of(config), "mediaType": CONFIG_TYPE, "size": len(config)},
             "layers": [{"digest": digest, "mediaType": LAYER_TYPE, "size": size} for digest, size in layers],
             "mediaType": MANIFEST_TYPE,
@@ -128,6 +131,14 @@ class SavedImage:
     def diff_ids(self) -> tuple[str, ...]:
         """Digests of the uncompressed layers."""
         return diff_ids_of(self.config)
+
+    @property
+    def manifest_digest(self) -> str | None:
+        """As the archive's index has it; None where an engine wrote an archive without one."""
+        if "index.json" not in self.archive.getnames():
+            return None
+        (entry,) = json.loads(_read(self.archive, "index.json"))["manifests"]
+        return str(entry["digest"])
 
     def layer(self, position: int) -> contextlib.AbstractContextManager[IO[bytes]]:
         """The uncompressed tar of one layer."""

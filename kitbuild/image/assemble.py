@@ -1,6 +1,6 @@
 """Step 3: lock to image. No network and, where every module is compiled already, no engine.
 
-parts of the lock → layers (each made once) → content.json → config → manifest
+parts of the lock → layers (each made once) → provenance → content.json → config → manifest
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from kitbuild.base.oci import write_archive
 from kitbuild.errors import ImageError, LockError
-from kitbuild.image.config import image_config, image_manifest
+from kitbuild.image.config import image_config, image_manifest, oci_annotations
 from kitbuild.image.content import CONTENT, Listing, Part, parts
 from kitbuild.image.entries import Entry
 from kitbuild.image.layers import make_layers
 from kitbuild.image.models import Base, Image, refuse_damaged
+from kitbuild.image.provenance import PROVENANCE, provenance
 from kitbuild.lock.files import check_maker
 
 if TYPE_CHECKING:
@@ -42,9 +43,11 @@ def assemble(
     base = Base.stored(lock.base, store)
     listed = parts(lock, recipe=recipe, store=store, baked=frozenset(lock.recipe["image"]["bake"]))
     made = make_layers(listed[:-1], python=lock.base.python, compiler=compiler, store=store, progress=progress)
-    content = content_json(made, listed[-1])
+    statement = Entry.of(PROVENANCE, provenance(lock, tuple(each.layer for each in made)), owner="kitbuild")
+    told = with_entry(listed[-1], statement)
+    content = content_json(made, told)
     last = make_layers(
-        (with_content(listed[-1], content),), python=lock.base.python, compiler=compiler, store=store, progress=progress
+        (with_content(told, content),), python=lock.base.python, compiler=compiler, store=store, progress=progress
     )
     own = tuple(each.layer for each in (*made, *last))
     content_sha256 = hashlib.sha256(content).hexdigest()
@@ -52,7 +55,7 @@ def assemble(
     layers = (*base.layers, *own)
     return Image(
         config=config,
-        manifest=image_manifest(config, layers),
+        manifest=image_manifest(config, layers, annotations=oci_annotations(lock)),
         layers=layers,
         tag=tag or default_tag(lock),
         content_sha256=content_sha256,
@@ -101,6 +104,10 @@ def content_json(made: Sequence[Listing], last: Part) -> bytes:
 
 def with_content(part: Part, content: bytes) -> Part:
     """The last layer, with content.json in it."""
+    return with_entry(part, Entry.of(CONTENT, content, owner="kitbuild"))
+
+
+def with_entry(part: Part, entry: Entry) -> Part:
+    """A part with one more file."""
     sources, nodes = part.make()
-    entry = Entry.of(CONTENT, content, owner="kitbuild")
     return Part(name=part.name, inputs=[part.inputs, entry.sha256], make=lambda: (sources, (*nodes, entry)))

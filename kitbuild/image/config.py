@@ -10,7 +10,7 @@ from kitbuild.base.oci import config_bytes, manifest_bytes
 from kitbuild.guest_files import GUEST_UID
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kitbuild.image.models import Base, Layer
     from kitbuild.lock.models import Lock
@@ -20,6 +20,8 @@ ENTRYPOINT = "/opt/kit/bin/kit"
 CONTENT_LABEL = "org.kitbuild.content"
 LOCK_LABEL = "org.kitbuild.lock"
 VERSION_LABEL = "org.kitbuild.version"
+EPOCH = "1970-01-01T00:00:00Z"
+_OCI = "org.opencontainers.image."
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {
     "HF_DATASETS_OFFLINE": "1",
@@ -56,7 +58,8 @@ def image_config(lock: Lock, base: Base, own: Sequence[Layer], *, content_sha256
             "Entrypoint": [ENTRYPOINT],
             "Env": _environment(below.get("Env") or []),
             "Labels": {
-                **(below.get("Labels") or {}),
+                **_inherited(below.get("Labels") or {}),
+                **oci_annotations(lock),
                 CONTENT_LABEL: content_sha256,
                 LOCK_LABEL: lock.sha256,
                 VERSION_LABEL: kitbuild.__version__,
@@ -68,9 +71,29 @@ def image_config(lock: Lock, base: Base, own: Sequence[Layer], *, content_sha256
     )
 
 
-def image_manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
+def image_manifest(config: bytes, layers: Sequence[Layer], *, annotations: Mapping[str, str] | None = None) -> bytes:
     """The manifest over uncompressed layers."""
-    return manifest_bytes(config, [(layer.digest, layer.size) for layer in layers])
+    return manifest_bytes(config, [(layer.digest, layer.size) for layer in layers], annotations=annotations)
+
+
+def oci_annotations(lock: Lock) -> dict[str, str]:
+    """OCI's own names for what the image is: labels for who has it, annotations of the manifest for who has not.
+
+    https://github.com/opencontainers/image-spec/blob/main/annotations.md
+    """
+    return {
+        f"{_OCI}base.digest": lock.base.manifest_digest,
+        f"{_OCI}base.name": lock.base.name,
+        f"{_OCI}created": EPOCH,
+        f"{_OCI}description": f"Training image of the recipe {lock.name}, made by kitbuild from its lock",
+        f"{_OCI}title": lock.name,
+        f"{_OCI}version": lock.sha256[:12],
+    }
+
+
+def _inherited(labels: Mapping[str, str]) -> dict[str, str]:
+    """The base's labels; what OCI's names say of the base is not true of this image."""
+    return {key: value for key, value in labels.items() if not key.startswith(_OCI)}
 
 
 def _environment(below: Sequence[str]) -> list[str]:

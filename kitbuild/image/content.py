@@ -17,6 +17,7 @@ from kitbuild.image import wheels
 from kitbuild.image.entries import Entry, Folder, Link, Node, Stored
 from kitbuild.image.kernels import kernel_entries, kernel_refs
 from kitbuild.image.pyc import Sources
+from kitbuild.image.sbom import SBOM, sbom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,6 +133,7 @@ def _lock_part(lock: Lock, recipe: bytes) -> Part:
     nodes = (
         Entry.of("/kit/lock.json", lock.to_bytes(), owner="kitbuild"),
         Entry.of("/kit/recipe.yaml", recipe, owner="kitbuild"),
+        Entry.of(SBOM, sbom(lock), owner="kitbuild"),
     )
     return Part(name="lock", inputs=[lock.sha256, lock.recipe_sha256], make=lambda: ((), nodes))
 

@@ -15,7 +15,10 @@ from kitbuild.image.content import CONTENT
 from kitbuild.image.engine import engine_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from docker import DockerClient
+    from docker.models.containers import Container
 
 
 def verify_image(client: DockerClient, engine_id: str, *, expected: str | None = None) -> str:
@@ -28,25 +31,30 @@ def verify_image(client: DockerClient, engine_id: str, *, expected: str | None =
         label = labels.get(CONTENT_LABEL)
         if label is None:
             raise VerificationError(f"{engine_id} has no label {CONTENT_LABEL}: kitbuild did not make it")
-        found = hashlib.sha256(read_file(client, engine_id, CONTENT)).hexdigest()
+        found = hashlib.sha256(read_files(client, engine_id, (CONTENT,))[CONTENT]).hexdigest()
     for name, wanted in (("its label", label), ("the lock's image", expected)):
         if wanted is not None and wanted != found:
             raise VerificationError(f"{engine_id}: {CONTENT} has sha256 {found}, {name} says {wanted}")
     return found
 
 
-def read_file(client: DockerClient, engine_id: str, path: str) -> bytes:
-    """One file of an image, through a container that is never started."""
+def read_files(client: DockerClient, engine_id: str, paths: Sequence[str]) -> dict[str, bytes]:
+    """Files of an image by path, through a container that is never started."""
     container = client.containers.create(engine_id, ["info"], network_mode="none")
     try:
-        chunks, _ = container.get_archive(path)
-        with tarfile.open(fileobj=ChunkStream(chunks), mode="r|") as archive:
-            for member in archive:
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    return stream.read()
-    except docker.errors.NotFound as error:
-        raise VerificationError(f"{engine_id} has no {path}") from error
+        return {path: _read(container, engine_id, path) for path in paths}
     finally:
         container.remove(force=True, v=True)
+
+
+def _read(container: Container, engine_id: str, path: str) -> bytes:
+    try:
+        chunks, _ = container.get_archive(path)
+    except docker.errors.NotFound as error:
+        raise VerificationError(f"{engine_id} has no {path}") from error
+    with tarfile.open(fileobj=ChunkStream(chunks), mode="r|") as archive:
+        for member in archive:
+            stream = archive.extractfile(member)
+            if stream is not None:
+                return stream.read()
     raise VerificationError(f"{engine_id}: {path} is no file")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kitbuild.recipe import LoadedRecipe
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised whenever the same lock would give another image."""
 
 
