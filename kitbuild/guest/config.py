@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LOCK_VERSION = 1
+OF_THE_WORLD = ("gradient_accumulation_steps", "ddp_backend")  # arguments that follow from the number of processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +180,12 @@ class Config:
         return bool((given if isinstance(given, str) else given.get("mode", "strict")) == "strict")
 
     @property
+    def virtual_ranks(self) -> int | None:
+        """Micro-batches of a global batch that are merged by one tree, on any number of processes up to it."""
+        given = self.recipe.get("determinism") or "strict"
+        return None if isinstance(given, str) else given.get("virtual_ranks")
+
+    @property
     def train(self) -> Mapping[str, Any]:
         """SFTConfig fields that the recipe sets."""
         return self.recipe.get("train") or {}
@@ -252,6 +259,15 @@ def content_sha256(raw: Mapping[str, Any]) -> str:
     body = {key: value for key, value in raw.items() if key not in ("recipe_sha256", "name", "content_sha256")}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def any_world_sha256(raw: Mapping[str, Any]) -> str:
+    """Likewise, less what follows from the number of processes."""
+    recipe = {**raw["recipe"], "launch": {**raw["recipe"]["launch"], "nodes": None, "processes_per_node": None}}
+    given = raw["defaults"]["arguments"]
+    arguments = {name: value for name, value in given.items() if name not in OF_THE_WORLD}
+    defaults = {**raw["defaults"], "arguments": arguments}
+    return content_sha256({**raw, "recipe": recipe, "defaults": defaults, "launch": None})
 
 
 def _dataset(item: Mapping[str, Any], folder: str) -> Dataset:

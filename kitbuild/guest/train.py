@@ -8,13 +8,25 @@ import sys
 import time
 import traceback
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import transformers
 from trl import SFTConfig
 
 from kitbuild.errors import RunError
-from kitbuild.guest import arguments, data, determinism, failures, kernels, launch, manifest, record, strategy
+from kitbuild.guest import (
+    arguments,
+    data,
+    determinism,
+    failures,
+    kernels,
+    launch,
+    manifest,
+    record,
+    strategy,
+    virtual_ranks,
+)
 from kitbuild.guest import model as models
 from kitbuild.guest.evaluate import Evaluation
 from kitbuild.guest.trainer import KitTrainer, Recorder, last_checkpoint
@@ -110,20 +122,18 @@ class Worker:
             from peft import LoraConfig
 
             peft = LoraConfig(**{"task_type": "CAUSAL_LM", **config.recipe["lora"]})
-        held = {
-            "world_size": config.launch.world_size,
-            "content_sha256": config.raw["content_sha256"],
-            "evaluate_before": None,
-        }
+        held = {**virtual_ranks.mark(config), "evaluate_before": None}
         rows = data.training_rows(config)
         if data.conversational(rows) and not tokenizer.chat_template:
             text = "the data are conversations and the tokenizer has no chat template"
             raise RunError(text, hint="name one with model.chat_template")
-        recorder = Recorder(
+        deal = virtual_ranks.Deal.of(config, self.rank)
+        recorder = (virtual_ranks.VirtualRecorder if deal else Recorder)(
             metrics=record.Metrics(config.places.out / "metrics.jsonl"),
             stop=self.stop, progress=self.progress, kept=held, first=self.rank == 0, started=self.started,
         )  # fmt: skip
-        trainer = KitTrainer(
+        kind = partial(virtual_ranks.VirtualTrainer, deal=deal) if deal else KitTrainer
+        trainer: KitTrainer = kind(
             recorder=recorder, tracked=bool(config.recipe.get("track")), model=model, args=args,
             train_dataset=rows, processing_class=tokenizer, peft_config=peft,
         )  # fmt: skip

@@ -53,7 +53,7 @@ class Recorder:
         """Take the values of the step that just ended, still on the device; write those of the one before."""
         accelerator = trainer.accelerator
         world, device = accelerator.num_processes, accelerator.device
-        losses = torch.stack(self.losses).float() / world
+        losses = self.scaled(torch.stack(self.losses).float(), world)
         held = torch.frombuffer(bytearray(b"".join(self.batches) + bytes([self.stop.requested])), dtype=torch.uint8)
         if world > 1:
             losses = accelerator.gather(losses[None])
@@ -87,11 +87,8 @@ class Recorder:
         rows = held.reshape(-1, held.shape[-1])
         # All ranks see the same flags of the same step, and so stop at the same one.
         self.stopping = self.stopping or bool(rows[:, -1].any())
-        # Micro-batch k of the step is batch k // world of rank k % world.
-        order = rows[:, :-1].reshape(rows.shape[0], -1, RECORD_BYTES).transpose(0, 1).reshape(-1, RECORD_BYTES)
-        total = torch.zeros((), dtype=torch.float32)
-        for value in losses.reshape(rows.shape[0], -1).T.reshape(-1):
-            total = total + value
+        order = self.in_order(rows[:, :-1].reshape(rows.shape[0], -1, RECORD_BYTES))
+        total = self.total(self.in_order(losses.reshape(rows.shape[0], -1)))
         records = [bytes(row.tolist()) for row in order]
         digest = hashlib.sha256(b"".join(item[:32] for item in records)).hexdigest()
         tokens = sum(int.from_bytes(item[32:], "little") for item in records)
@@ -115,6 +112,21 @@ class Recorder:
             )
             self.metrics.append({name: line[name] for name in names})
             self.progress(line, self.steps)
+
+    def scaled(self, losses: torch.Tensor, world: int) -> torch.Tensor:
+        """DistributedDataParallel takes the mean over the ranks."""
+        return losses / world
+
+    def in_order(self, held: torch.Tensor) -> torch.Tensor:
+        """From (rank, micro-batch, …) by global micro-batch: number k of the step is batch k // world of rank k % world."""
+        return held.transpose(0, 1).reshape(-1, *held.shape[2:])
+
+    def total(self, losses: torch.Tensor) -> torch.Tensor:
+        """One after the other, in that order."""
+        total = torch.zeros((), dtype=torch.float32)
+        for value in losses:
+            total = total + value
+        return total
 
 
 def peak_memory_bytes() -> int:
