@@ -110,9 +110,13 @@ def _stored_dtype(config: Config) -> str:
 
 
 def memory_estimate(config: Config) -> int:
-    """Bytes for weights, gradients and two Adam states, per node; activations come on top."""
+    """Bytes for weights, gradients and two Adam states, per node; activations come on top.
+
+    With virtual ranks, for partial sums of the gradients too.
+    """
     size = parameters(config) * BYTES_PER_VALUE[config.recipe["model"]["dtype"]]
-    copies = 1 if config.recipe.get("lora") else 4
+    waiting = (config.virtual_ranks // config.launch.world_size).bit_length() - 1 if config.virtual_ranks else 0
+    copies = 1 if config.recipe.get("lora") else 4 + waiting
     return int(size * copies * (1 if config.launch.strategy != "ddp" else config.launch.processes_per_node))
 
 

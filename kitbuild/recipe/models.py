@@ -233,7 +233,7 @@ class Determinism(Closed):
     ] = "strict"
     virtual_ranks: Annotated[
         int | None,
-        Field(ge=1, description="the same bits on 1, 2, 4 … this many processes; a power of two"),
+        Field(ge=1, description="the same bits on 1, 2, 4 … this many processes: batch.global / micro, a power of two"),
         AfterValidator(lambda value: None if value is None else power_of_two(value)),
     ] = None
     cpu_portable: Annotated[

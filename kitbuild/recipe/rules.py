@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kitbuild.recipe.findings import Finding, Findings
 from kitbuild.recipe.kinds import WHEEL_ATTENTION
 from kitbuild.recipe.trust import remote_code
+from kitbuild.recipe.virtual_ranks import virtual_ranks
 
 if TYPE_CHECKING:
     from kitbuild.recipe.models import Recipe
@@ -201,35 +202,6 @@ def strict(recipe: Recipe) -> Findings:
         yield Finding(
             ("train", "torch_compile_mode"), f"strict: {mode} chooses kernels by timing them", "write default"
         )
-    if recipe.train.get("train_sampling_strategy") == "batch_rebalance":
-        yield from _rebalance(recipe)
-
-
-def _rebalance(recipe: Recipe) -> Findings:
-    if recipe.determinism.virtual_ranks:
-        yield Finding(
-            ("train", "train_sampling_strategy"),
-            "batch_rebalance deals rows by the number of processes; virtual_ranks needs the same rows on any number",
-            "write random",
-        )
-
-
-def virtual_ranks(recipe: Recipe) -> Findings:
-    """The same sums on 1, 2, 4 … N processes."""
-    ranks, world = recipe.determinism.virtual_ranks, recipe.launch.world_size
-    if ranks is None or recipe.determinism.mode != "strict":
-        return
-    here = ("determinism", "virtual_ranks")
-    if recipe.launch.strategy != "ddp":
-        yield Finding(here, f"virtual_ranks goes with ddp, not {recipe.launch.strategy}", "write launch.strategy: ddp")
-    if world > ranks or world & (world - 1):
-        yield Finding(here, f"{world} processes are not a power of two up to {ranks}", "change launch")
-    if recipe.batch.global_ % (recipe.batch.micro * ranks):
-        yield Finding(
-            here,
-            f"batch.global {recipe.batch.global_} is not a multiple of micro {recipe.batch.micro} times {ranks} ranks",
-            "change batch",
-        )
 
 
 def _has_package(recipe: Recipe, name: str) -> bool:
@@ -252,7 +224,7 @@ RULES: tuple[Rule, ...] = (
     (("train", "lora", "liger"), lora_head),
     (("model", "policy"), remote_code),
     (("determinism", "train"), strict),
-    (("determinism", "launch", "batch"), virtual_ranks),
+    (("determinism", "launch", "batch", "kernels", "train"), virtual_ranks),
 )
 
 

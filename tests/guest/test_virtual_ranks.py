@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.guest.root import recipe
-
 if TYPE_CHECKING:
     from tests.guest.conftest import Guest, Run
 
