@@ -177,7 +177,7 @@ def check(recipe: RecipePath, *, json_output: Json = False) -> None:
     """Check all that can be known without the network."""
     from kitbuild.flow import locking  # noqa: PLC0415
 
-    report = locking.check(recipe)
+    report = locking.check(recipe, os.environ)
     terminal = Terminal(verbose=False, json_output=json_output)
     terminal.result("check", report.as_json(), report.text())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,18 @@ from kitbuild.lock.changes import changes
 from kitbuild.lock.changes import lines as change_lines
 from kitbuild.lock.files import check_current, lock_path, parse_lock, read_lock, write_lock
 from kitbuild.lock.pins import names, package
+from kitbuild.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from kitbuild.lock.models import Lock
     from kitbuild.recipe import LoadedRecipe
+    from kitbuild.recipe.memory import Memory
 
 
-def check(path: Path) -> Result:
+def check(path: Path, environ: Mapping[str, str]) -> Result:
     """All that can be known of a recipe without the network: syntax, types, rules, advisories, the lock's state."""
     from kitbuild.base.targets import load_target  # noqa: PLC0415 - after the recipe is known to be one
     from kitbuild.lock.requirements import refuse_advisories, tested_versions  # noqa: PLC0415
@@ -31,7 +35,8 @@ def check(path: Path) -> Result:
     refuse_missing(loaded)
     versions = tested_versions(recipe, load_target(recipe.image.target))
     met = refuse_advisories(recipe, versions=versions, model_config=recipe.model.config)
-    state, detail = _lock_state(loaded)
+    held, state, detail = _lock_state(loaded)
+    memory, needs = _memory(loaded, held, environ)
     notes = tuple(recipes.notes(loaded))
     model = recipe.model.repo or recipe.model.path or f"{(recipe.model.config or {}).get('model_type')} (random init)"
     fields = {
@@ -39,6 +44,7 @@ def check(path: Path) -> Result:
         "name": recipe.name,
         "target": recipe.image.target,
         "lock": state,
+        "memory": memory.as_json() if memory else None,
         "advisories": [{"id": item.id, "severity": item.severity, "summary": item.summary} for item in met],
         "notes": [note.as_json() for note in notes],
     }
@@ -49,6 +55,7 @@ def check(path: Path) -> Result:
         f"  model    {model}, {recipe.model.dtype}",
         f"  target   {recipe.image.target}, attention {recipe.kernels.attention}",
         f"  batch    {recipe.batch.global_} = {recipe.batch.micro} micro × {recipe.accumulation} accumulated × {processes}",
+        f"  memory   {needs}",
         f"  lock     {detail}",
         *(f"  {item.severity}: {item.summary}; {item.advice}" for item in met),
         *(f"  note: {note.key}: {note.message}" for note in notes),
@@ -63,15 +70,45 @@ def refuse_missing(loaded: LoadedRecipe) -> None:
         raise RecipeError(f"{loaded.path} names files that do not exist", problems=missing)
 
 
-def _lock_state(loaded: LoadedRecipe) -> tuple[str, str]:
+def _lock_state(loaded: LoadedRecipe) -> tuple[Lock | None, str, str]:
+    lock = None
     try:
         lock = read_lock(loaded.path)
         if lock is None:
-            return "missing", f"none yet; kitbuild lock {loaded.path} makes it"
+            return None, "missing", f"none yet; kitbuild lock {loaded.path} makes it"
         check_current(loaded, lock, by_size=True)
     except LockError as error:
-        return "stale", f"{error.message} ({error.hint})"
-    return "current", f"{lock_path(loaded.path).name}, current"
+        return lock, "stale", f"{error.message} ({error.hint})"
+    return lock, "current", f"{lock_path(loaded.path).name}, current"
+
+
+def _memory(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str, str]) -> tuple[Memory | None, str]:
+    """The estimate, and what is said of it."""
+    from kitbuild.recipe.memory import estimate  # noqa: PLC0415 - after the recipe is known to be one
+
+    config = _model_config(loaded, lock, environ)
+    if config is None:
+        return None, "not known: the model's config.json is not here; it is once the recipe is locked"
+    memory = estimate(loaded.recipe, config)
+    if memory is None:
+        return None, f"no estimate for {config.get('model_type', 'this kind of model')}: dense decoders only"
+    return memory, memory.text(of="a process" if loaded.recipe.image.target == "cpu" else "a GPU")
+
+
+def _model_config(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """config.json of the model: in the recipe, in its directory, or in the store as the lock names it."""
+    model = loaded.recipe.model
+    if model.config is not None:
+        return model.config
+    path = loaded.directory / model.path / "config.json" if model.path else None
+    if path is None and lock is not None and lock.model.weights is not None:
+        digests = {file.path: file.sha256 for file in lock.model.weights.files}
+        path = Store.at(environ).path(digests["config.json"]) if "config.json" in digests else None
+    try:
+        found = json.loads(path.read_bytes()) if path else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def lock(

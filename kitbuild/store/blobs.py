@@ -67,17 +67,21 @@ class Store:
         self.root = root
 
     @classmethod
-    def open(cls, environ: Mapping[str, str]) -> Store:
-        """The store that `environ` names by KITBUILD_HOME, else the platform's cache directory."""
+    def at(cls, environ: Mapping[str, str]) -> Store:
+        """The store that `environ` names by KITBUILD_HOME, else the platform's cache directory; nothing is made."""
         home = environ.get("KITBUILD_HOME")
-        root = Path(home).expanduser().absolute() if home else Path(platformdirs.user_cache_dir("kitbuild"))
-        store = cls(root)
+        return cls(Path(home).expanduser().absolute() if home else Path(platformdirs.user_cache_dir("kitbuild")))
+
+    @classmethod
+    def open(cls, environ: Mapping[str, str]) -> Store:
+        """The store that `environ` names, ready to be written."""
+        store = cls.at(environ)
         try:
             for folder in ("blobs/sha256", "trees", "records", "work", "locks"):
-                (root / folder).mkdir(parents=True, exist_ok=True)
+                (store.root / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ResolveError(
-                f"the store {root} cannot be used: {error.strerror}",
+                f"the store {store.root} cannot be used: {error.strerror}",
                 hint="set KITBUILD_HOME to a directory that you may write",
             ) from error
         return store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -255,7 +256,7 @@ def test_missing_input_is_told_before_resolving(context: Context, recipe: Path, 
     assert len(raised.value.problems) == 2
     assert resolver.asked == []
     with pytest.raises(RecipeError):
-        locking.check(recipe)
+        locking.check(recipe, {})
 
 
 @pytest.mark.parametrize(("state", "word"), [("missing", "none yet"), ("current", "current"), ("stale", "is stale")])
@@ -267,11 +268,36 @@ def test_check_tells_the_state_of_the_lock(
         lock(context, recipe)
     if state == "stale":
         recipe.write_text(recipe.read_text() + "# a remark\n")
-    result = locking.check(recipe)
+    result = locking.check(recipe, {})
     assert result.fields["lock"] == state
     (line,) = (line for line in result.lines if line.startswith("  lock "))
     assert word in line
     assert len(resolver.asked) == (state != "missing")
+
+
+def test_check_estimates_memory(recipe: Path, tmp_path: Path) -> None:
+    """From the recipe's own config, a local directory's, and where neither is there in words; never an error."""
+    told = locking.check(recipe, {})
+    assert told.fields["memory"]["parameters"] > 100_000
+    (line,) = (line for line in told.lines if line.startswith("  memory "))
+    assert line.startswith("  memory   about ")
+    assert "of a process at the peak (weights " in line
+    text = recipe.read_text()
+    start, end = text.index("  config:"), text.index("  tokenizer:")
+    config = read(recipe).recipe.model.config
+    (recipe.parent / "model").mkdir()
+    recipe.write_text(f"{text[:start]}  path: model\n{text[end:]}")
+    for content, words in (("{", "not known"), ("[]", "not known"), ('{"model_type": "t5"}', "no estimate for t5")):
+        (recipe.parent / "model/config.json").write_text(content)
+        told = locking.check(recipe, {})
+        assert told.fields["memory"] is None
+        assert words in "\n".join(told.lines)
+    (recipe.parent / "model/config.json").write_text(json.dumps(config))
+    assert locking.check(recipe, {}).fields["memory"]["parameters"] > 100_000
+    repo = f"{text[:start]}  repo: some/where\n{text[end:]}"
+    recipe.write_text(repo)
+    assert locking.check(recipe, {"KITBUILD_HOME": str(tmp_path / "none")}).fields["memory"] is None
+    assert not (tmp_path / "none").exists()
 
 
 def test_lock_that_cannot_be_written(context: Context, recipe: Path, resolver: Resolver) -> None:
