@@ -52,8 +52,7 @@ class Memory:
 
     def text(self, *, of: str) -> str:
         """One line; `of` is what holds it, a GPU or a process."""
-        held = (("weights", self.weights), ("gradients", self.gradients), ("optimizer", self.optimizer))
-        held += (("activations", self.activations), ("logits", self.logits))
+        held = [(name, size) for name, size in self.as_json().items() if name not in ("parameters", "peak")]
         parts = ", ".join(f"{name} {_size(size)}" for name, size in held if size >= self.peak / 100)
         return f"about {_size(self.peak)} of {of} at the peak ({parts})"
 

@@ -71,6 +71,11 @@ def test_parameters() -> None:
 def test_sharing() -> None:
     """Each stage of ZeRO takes its part off; DDP adds its buckets; LoRA leaves gradients and states of adapters only."""
     alone = estimate(recipe(1024, train=CHECKPOINTED), QWEN3_8B)
+    kinds: list[dict[str, Any]] = [
+        {},
+        *({"strategy": "deepspeed", "zero_stage": stage} for stage in (1, 2, 3)),
+        {"strategy": "fsdp"},
+    ]
     shared = [
         estimate(recipe(1024, train=CHECKPOINTED, launch={"processes_per_node": 8, **given}, batch=(64, 8)), QWEN3_8B)
         for given in (
