@@ -61,7 +61,7 @@ class Maker(Closed):
 
 
 class Built(Closed):
-    """What a wheel built from an sdist was built from."""
+    """What decides the bytes of a wheel built from an sdist; `python` is its tag, for any of them builds the same."""
 
     sdist_sha256: Sha256
     python: str

@@ -1,8 +1,9 @@
 """Step 2: wheels of packages that are published only as source, built once and then locked as wheels.
 
-A build is repeatable: pinned build requirements in an environment of their own, and cleared variables with a fixed
-time and hash seed (deepspeed's setup.py makes the list of its extra `all` from a set). Nothing is compiled: the wheel
-is pure Python, and the built file is carried or rebuilt identically, never replaced.
+A build is repeatable: pinned build requirements in an environment of their own, cleared variables with a fixed time
+and hash seed (deepspeed's setup.py makes the list of its extra `all` from a set), and the archive written again by
+`plain_wheel`. Nothing is compiled: the wheel is pure Python, the same from each Python that builds it, so the lock does
+not say which one did. The built file is carried or rebuilt identically, never replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from uv import find_uv_bin
 
 from kitbuild.errors import ResolveError, VerificationError
 from kitbuild.lock.models import Built, LockedWheel
+from kitbuild.lock.plain_wheel import plain
 from kitbuild.lock.uv import compile_pylock, hosts_only
 from kitbuild.store.download import Download, fetch
 
@@ -44,10 +46,11 @@ _FIXED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """How one package is built: pinned build requirements, and variables over the fixed ones."""
+    """How one package is built: pinned build requirements, variables over the fixed ones, the Pythons it is then for."""
 
     requires: tuple[str, ...]
     env: Mapping[str, str]
+    python: str = "py3"
 
 
 BUILDS: Mapping[str, Build] = {
@@ -106,11 +109,11 @@ def _sdist(
 def _build(
     name: str, sdist: Download, *, folder: Path, sources: Sources, store: Store, progress: Progress
 ) -> LockedWheel:
-    build, python = BUILDS[name], "{}.{}".format(*sys.version_info[:2])
+    build = BUILDS[name]
     assert sdist.sha256 is not None  # noqa: S101 - _sdist gives one
     facts = Built(
         sdist_sha256=sdist.sha256,
-        python=python,
+        python=build.python,
         requires=build.requires,
         env=dict(sorted({**_FIXED, **build.env}.items())),
     )
@@ -122,14 +125,15 @@ def _build(
         fetch(store, [sdist], progress=progress, environ=sources.environ)
         wheel = _run(name, sdist, facts, folder=folder, sources=sources, store=store)
         _, version, _, tags = parse_wheel_filename(wheel.name)
-        if any(tag.platform != "any" for tag in tags):
-            raise ResolveError(f"{wheel.name} is built for this machine's processor and cannot be locked")
+        if any(tag.platform != "any" or tag.interpreter != build.python for tag in tags):
+            raise ResolveError(f"{wheel.name} is built for this machine's processor or Python and cannot be locked")
+        data = plain(wheel.read_bytes())
         locked = LockedWheel(
             name=name,
             version=str(version),
             file=wheel.name,
-            size=wheel.stat().st_size,
-            sha256=store.add_file(wheel),
+            size=len(data),
+            sha256=store.add_bytes(data),
             index="built",
             built=facts,
         )

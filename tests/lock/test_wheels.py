@@ -443,6 +443,7 @@ def test_a_known_source_is_built_once_and_locked_as_a_wheel(
     assert (low.name, raw.name, raw.file, raw.index) == ("low", "raw", "raw-1.0-py3-none-any.whl", "built")
     assert raw.built is not None
     assert (raw.built.sdist_sha256, raw.built.requires, raw.built.env["EXTRA"]) == (digest, (), "1")
+    assert raw.built.python == "py3", "and not the Python of this machine"
     assert raw.built.env["PYTHONHASHSEED"] == "0"
     assert b"SEED = '0'" in store.path(raw.sha256).read_bytes()
     assert notes.lines == ["packages: raw-1.0.tar.gz has no wheel; building it"]
@@ -473,10 +474,16 @@ def test_a_built_wheel_is_built_again_where_it_is_missing(
 
 @pytest.mark.usefixtures("known_build")
 def test_a_build_for_this_machine_cannot_be_locked(index: PackageIndex, store: Store, environ: dict[str, str]) -> None:
-    """A wheel with this machine's code is refused by name."""
+    """A wheel with this machine's code, or for this machine's Python, is refused by name."""
     index.wheel("low", "1.0")
     index.publish("raw", "raw-1.0.tar.gz", sdist("cp311-cp311-linux_x86_64"))
     with pytest.raises(ResolveError, match=r"^raw-1.0-cp311-cp311-linux_x86_64.whl is built for this machine's"):
+        resolve({"raw": "1.0"}, store, environ)
+    index.publish("raw", "raw-1.0.tar.gz", sdist("cp311-none-any"))
+    environ["UV_CACHE_DIR"] += "-of-its-own"
+    with pytest.raises(
+        ResolveError, match=r"^raw-1.0-cp311-none-any.whl is built for this machine's processor or Pyth"
+    ):
         resolve({"raw": "1.0"}, store, environ)
 
 
