@@ -78,8 +78,9 @@ def store_verify(context: Context, *, repair: bool) -> Result:
 
 
 def store_gc(context: Context, folders: tuple[Path, ...]) -> Result:
-    """Drop what no lock below `folders` names; what is younger than a day stays."""
+    """Drop what no lock below `folders` names: downloads, layers, environments. What is younger than a day stays."""
     from kitbuild.flow.building import closure  # noqa: PLC0415 - beside its one use
+    from kitbuild.image.kept import drop_dead_records, drop_environments, made_for, named_bases  # noqa: PLC0415
     from kitbuild.lock.files import parse_lock  # noqa: PLC0415
 
     for folder in folders:
@@ -89,14 +90,23 @@ def store_gc(context: Context, folders: tuple[Path, ...]) -> Result:
             )
     # x.lock.json beside a recipe, lock.json in a run; package-lock.json is somebody else's.
     locks = [path for folder in folders for path in sorted(folder.rglob("*lock.json")) if _is_lock(path.name)]
-    kept: set[str] = set()
-    for path in locks:
-        kept |= closure(parse_lock(path.read_bytes(), name=str(path)))
-    freed = gc(context.store, kept)
-    fields = {"locks": len(locks), "blobs": freed.blobs, "bytes": freed.bytes, "trees": freed.trees}
-    return Result(
-        fields=fields, lines=(f"{len(locks)} locks kept; {freed.blobs} files, {freed.bytes / 1e6:.0f} MB freed",)
-    )
+    kept = [parse_lock(path.read_bytes(), name=str(path)) for path in locks]
+    store = context.store
+    needed = made_for(kept, store) | named_bases(store)
+    for lock in kept:
+        needed |= closure(lock)
+    freed = gc(store, needed)
+    environments = drop_environments(store, {lock.sha256 for lock in kept})
+    drop_dead_records(store)
+    fields = {
+        "locks": len(locks),
+        "blobs": freed.blobs,
+        "bytes": freed.bytes + environments.bytes,
+        "trees": freed.trees,
+        "environments": environments.trees,
+    }
+    freed_of = f"{freed.blobs} files and {environments.trees} environments, {fields['bytes'] / 1e6:.0f} MB freed"
+    return Result(fields=fields, lines=(f"{len(locks)} locks kept; {freed_of}",))
 
 
 def _is_lock(name: str) -> bool:

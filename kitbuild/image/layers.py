@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kitbuild.progress import Progress
     from kitbuild.store import Store
 
-_KIND = "layers"
+LAYERS = "layers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def make_layers(
     parts: Sequence[Part], *, python: str, compiler: Compiler, store: Store, progress: Progress
 ) -> tuple[Made, ...]:
     """Every part's layer; only those with new inputs are written."""
-    keys = [_key(part, compiler) for part in parts]
+    keys = [layer_key(part, compiler.key) for part in parts]
     found = [_find(store, key, part.name) for key, part in zip(keys, parts, strict=True)]
     missing = [(key, part) for key, part, made in zip(keys, parts, found, strict=True) if made is None]
     if missing:
@@ -74,13 +74,14 @@ def _with_pyc(groups: Sequence[Sources], pyc: dict[str, tuple[Entry, ...]]) -> I
                 yield entry
 
 
-def _key(part: Part, compiler: Compiler) -> str:
-    facts = [LAYOUT, part.name, part.inputs, compiler.key if part.compiles else None]
+def layer_key(part: Part, compiler_key: str) -> str:
+    """Names the layer that a part becomes: equal keys, equal bytes."""
+    facts = [LAYOUT, part.name, part.inputs, compiler_key if part.compiles else None]
     return hashlib.sha256(canonical(facts)).hexdigest()
 
 
 def _find(store: Store, key: str, name: str) -> Made | None:
-    record = store.record(_KIND, key)
+    record = store.record(LAYERS, key)
     if record is None or not store.has(record["sha256"]):
         return None
     layer = Layer(
@@ -126,7 +127,7 @@ def _write(key: str, name: str, found: tuple[Node, ...], store: Store, advance: 
         "links": written.links,
         "name": name,
     }
-    store.write_record(_KIND, key, record)
+    store.write_record(LAYERS, key, record)
 
 
 def _refuse_clashes(parts: Sequence[Part], made: Sequence[Made]) -> None:

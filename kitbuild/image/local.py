@@ -24,6 +24,7 @@ from kitbuild.image.wheels import PREFIX
 from kitbuild.lock.files import LAYOUT
 from kitbuild.lock.models import canonical
 from kitbuild.store import sha256_file
+from kitbuild.store.blobs import used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from kitbuild.progress import Progress
     from kitbuild.store import Store
 
-_KIND = "environments"
+RECORDS = "environments"
+ENVIRONMENTS = "envs"
 
 
 def materialise(
@@ -77,16 +79,17 @@ def materialise(
             *make([*rest[:-1], with_content(rest[-1], content)]),
             Link(path=PREFIX, target=str(environment / PREFIX[1:])),
         ],
+        of={"lock": lock.sha256, "environment": key},
     )
 
 
 def damaged(store: Store, *, progress: Progress, repair: bool) -> tuple[Problem, ...]:
     """Environments that are not what was laid out; with `repair` they are removed, and made again when needed."""
     found = []
-    folders = sorted((store.root / "envs").glob("[!.]*"))
+    folders = sorted((store.root / ENVIRONMENTS).glob("[!.]*"))
     with progress.activity("Verifying the environments", total=float(len(folders)), unit="folders") as advance:
         for folder in folders:
-            wrong = _wrong(folder, store.record(_KIND, folder.name) or {})
+            wrong = _wrong(folder, store.record(RECORDS, folder.name) or {})
             if wrong is not None:
                 hint = "removed; the next run makes it again" if repair else "run `kitbuild store verify --repair`"
                 found.append(Problem(message=f"{wrong} is not what was laid out", file=str(folder), hint=hint))
@@ -176,16 +179,25 @@ def _key(*facts: object) -> str:
     return hashlib.sha256(canonical([LAYOUT, *facts])).hexdigest()
 
 
-def _tree(key: str, store: Store, progress: Progress, *, title: str, make: Callable[[], Sequence[Node]]) -> Path:
-    """`envs/<key>` in the store, complete or not there; its content is in a record."""
-    target = store.root / "envs" / key
-    if target.is_dir() and store.record(_KIND, key) is not None:
+def _tree(
+    key: str,
+    store: Store,
+    progress: Progress,
+    *,
+    title: str,
+    make: Callable[[], Sequence[Node]],
+    of: Mapping[str, str] | None = None,
+) -> Path:
+    """`envs/<key>` in the store, complete or not there; its content, and what it is of, are in a record."""
+    target = store.root / ENVIRONMENTS / key
+    if target.is_dir() and store.record(RECORDS, key) is not None:
+        used(target)
         return target
     with store.making(f"environment {key}"), store.scratch() as scratch:
-        if not (target.is_dir() and store.record(_KIND, key) is not None):
+        if not (target.is_dir() and store.record(RECORDS, key) is not None):
             found = make()
             facts = _write(scratch / "tree", found, progress, title)
-            store.write_record(_KIND, key, {"files": facts.files, "links": facts.links})
+            store.write_record(RECORDS, key, {"files": facts.files, "links": facts.links, **(of or {})})
             target.parent.mkdir(exist_ok=True)
             if not target.is_dir():
                 (scratch / "tree").replace(target)
@@ -193,7 +205,7 @@ def _tree(key: str, store: Store, progress: Progress, *, title: str, make: Calla
 
 
 def _facts(store: Store, key: str) -> Listing:
-    record = store.record(_KIND, key)
+    record = store.record(RECORDS, key)
     return Listing(files=record["files"], links=record["links"])
 
 

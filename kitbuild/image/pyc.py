@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kitbuild.store import Store
 
 DRIVER = Path(__file__).with_name("pyc_driver.py")
-_KIND = "pyc"
+PYC = "pyc"
 
 
 class Compiler(Protocol):
@@ -71,7 +71,7 @@ def _record_key(key: str, compiler_key: str) -> str:
 
 
 def _usable(store: Store, key: str) -> bool:
-    record = store.record(_KIND, key)
+    record = store.record(PYC, key)
     return record is not None and store.has(record["blob"])
 
 
@@ -85,7 +85,7 @@ def _compile(
         _lay_out(work, groups)
         compiler(work, advance=lambda index: advance(len(groups[index].python)))
         for index, group in enumerate(groups):
-            _keep(work / "out", index, store, keys[group.key], group.name)
+            _keep(work / "out", index, store, keys[group.key], group)
 
 
 def _lay_out(work: Path, groups: Iterable[Sources]) -> None:
@@ -101,19 +101,19 @@ def _lay_out(work: Path, groups: Iterable[Sources]) -> None:
     (work / DRIVER.name).write_bytes(DRIVER.read_bytes())
 
 
-def _keep(out: Path, index: int, store: Store, key: str, name: str) -> None:
+def _keep(out: Path, index: int, store: Store, key: str, group: Sources) -> None:
     data = (out / f"{index}.bin").read_bytes()
     found: dict[str, list[int]] = json.loads((out / f"{index}.json").read_bytes())
     files = {
         path: {"offset": offset, "size": size, "sha256": hashlib.sha256(data[offset : offset + size]).hexdigest()}
         for path, (offset, size) in sorted(found.items())
     }
-    blob = store.add_bytes(data, name=f"compiled modules of {name}")
-    store.write_record(_KIND, key, {"blob": blob, "files": files, "of": name})
+    blob = store.add_bytes(data, name=f"compiled modules of {group.name}")
+    store.write_record(PYC, key, {"blob": blob, "files": files, "of": group.name, "source": group.key})
 
 
 def _entries(store: Store, key: str, owner: str, tag: str) -> tuple[Entry, ...]:
-    record = store.record(_KIND, key)
+    record = store.record(PYC, key)
     blob = store.path(record["blob"])
     return tuple(
         Entry(

@@ -174,6 +174,7 @@ class Store:
         key = hashlib.sha256(json.dumps([mode, listed]).encode()).hexdigest()
         target = self.root / "trees" / key
         if target.is_dir():
+            used(target)
             return target
         with self.making(f"tree {key}"), self.scratch() as folder:
             if not target.is_dir():
@@ -208,6 +209,12 @@ class Store:
         folder = self.root / "records" / kind
         found = {path.name: self.record(kind, path.name) for path in sorted(folder.glob("[!.]*"))}
         return {key: value for key, value in found.items() if value is not None}
+
+
+def used(folder: Path) -> None:
+    """Make a folder look new, so that nobody drops it for its age while a run has it."""
+    with contextlib.suppress(OSError):  # a store that may only be read
+        os.utime(folder)
 
 
 def _chunks(stream: BinaryIO) -> Iterator[bytes]:

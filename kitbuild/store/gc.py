@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import Problem
 from kitbuild.store.blobs import sha256_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    import os
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from kitbuild.progress import Progress
@@ -22,11 +25,11 @@ DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Freed:
-    """What `gc` removed."""
+    """What was removed."""
 
-    blobs: int
-    bytes: int
-    trees: int
+    blobs: int = 0
+    bytes: int = 0
+    trees: int = 0
 
 
 def blobs(store: Store) -> Iterator[Path]:
@@ -45,7 +48,7 @@ def verify(store: Store, *, progress: Progress, repair: bool = False) -> tuple[P
                 hint = "removed; run `kitbuild fetch`" if repair else "run `kitbuild store verify --repair`"
                 problems.append(Problem(message=f"{size} bytes with sha256 {sha256}", file=str(path), hint=hint))
                 if repair:
-                    _remove_trees(store, {path.stat().st_ino})
+                    _remove_trees(store, partial(_shares, path.stat()))
                     path.unlink()
             advance(1)
     return tuple(problems)
@@ -54,31 +57,61 @@ def verify(store: Store, *, progress: Progress, repair: bool = False) -> tuple[P
 def gc(store: Store, keep: Collection[str], *, min_age_seconds: float = DAY_SECONDS) -> Freed:
     """Remove blobs whose sha256 is not in `keep`, trees made of them, and what kills left in `work/`.
 
-    Nothing younger than `min_age_seconds` goes: another process may have put it there for a lock it is making.
+    Nothing younger than `min_age_seconds` goes: another process may have put it there for a lock it is making, or a
+    run that began since may have it mounted.
     """
     kept, latest = frozenset(keep), time.time() - min_age_seconds
-    count, size, inodes = 0, 0, set()
+    count, size = 0, 0
     for path in blobs(store):
         facts = path.stat()
         if path.name in kept or facts.st_mtime > latest:
             continue
-        inodes.add(facts.st_ino)
         path.unlink()
         count, size = count + 1, size + facts.st_size
     for path in (store.root / "work").iterdir():
         if path.lstat().st_mtime <= latest:
             _remove(path)
-    return Freed(blobs=count, bytes=size, trees=_remove_trees(store, inodes))
+    return Freed(blobs=count, bytes=size, trees=_remove_trees(store, _alone, latest=latest))
 
 
-def _remove_trees(store: Store, inodes: Collection[int]) -> int:
+def drop_folders(store: Store, area: str, keep: Collection[str], *, min_age_seconds: float = DAY_SECONDS) -> Freed:
+    """Remove the folders in an area of the store that are not in `keep` and that nobody used since `min_age_seconds`."""
+    latest, size, count = time.time() - min_age_seconds, 0, 0
+    for path in sorted((store.root / area).glob("[!.]*")):
+        if path.name not in keep and path.lstat().st_mtime <= latest:
+            size += sum(item.lstat().st_size for item in path.rglob("*") if item.is_file() and not item.is_symlink())
+            _remove(path)
+            count += 1
+    return Freed(bytes=size, trees=count)
+
+
+def drop_records(store: Store, kind: str, dead: Callable[[str, Any], bool]) -> int:
+    """Forget facts about what is gone; returns how many. A damaged record is about nothing."""
+    paths = sorted((store.root / "records" / kind).glob("[!.]*"))
+    gone = [path for path in paths if (value := store.record(kind, path.name)) is None or dead(path.name, value)]
+    for path in gone:
+        path.unlink()
+    return len(gone)
+
+
+def _remove_trees(store: Store, spoilt: Callable[[os.stat_result], bool], *, latest: float = math.inf) -> int:
     """Trees are hard links to blobs and can be made again."""
     removed = 0
     for tree in (store.root / "trees").iterdir():
-        if any(path.lstat().st_ino in inodes for path in tree.rglob("*") if path.is_file()):
+        files = (path for path in tree.rglob("*") if path.is_file())
+        if tree.lstat().st_mtime <= latest and any(spoilt(path.lstat()) for path in files):
             _remove(tree)
             removed += 1
     return removed
+
+
+def _shares(blob: os.stat_result, facts: os.stat_result) -> bool:
+    return blob.st_ino == facts.st_ino
+
+
+def _alone(facts: os.stat_result) -> bool:
+    """Whether a tree's file has no blob any more, so that it takes room for itself alone."""
+    return facts.st_nlink == 1
 
 
 def _remove(path: Path) -> None:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kitbuild.base import bases
 from kitbuild.errors import LockError, UsageError, VerificationError
 from kitbuild.flow import upkeep
 from kitbuild.flow.building import closure
 from kitbuild.flow.context import Context
+from kitbuild.image import HostCompiler, Image, assemble, materialise
 from kitbuild.progress import Silent
-from tests.image.kit import make_lock, new_store
+from tests.base import made
+from tests.image.kit import RECIPE, locked_wheel, make_lock, make_wheel, new_store
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from kitbuild.lock.models import Lock
 
 OLD = time.time() - 8 * 86400
 
@@ -56,6 +64,90 @@ def test_gc_keeps_what_a_lock_names(name: str, context: Context, tmp_path: Path)
     assert (fields["locks"], fields["blobs"]) == (1, 1)
     assert not context.store.has(loose)
     assert all(context.store.has(sha256) for sha256 in closure(lock))
+
+
+def keep(folder: Path, lock: Lock) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "kept.lock.json").write_bytes(lock.to_bytes())
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseCompiler:
+    """This Python under the base's name, as the base's own Python has it; `used` notes that it compiled."""
+
+    key: str
+    used: list[Path] = field(default_factory=list)
+
+    def __call__(self, work: Path, *, advance: Callable[[int], None]) -> None:
+        self.used.append(work)
+        HostCompiler(Path(sys.executable))(work, advance=advance)
+
+
+def test_gc_keeps_what_was_made_for_a_lock(context: Context, tmp_path: Path) -> None:
+    """Layers and compiled modules of a kept lock stay, so that its image costs nothing; those of another lock go."""
+    lock = make_lock(context.store)
+    wheel = locked_wheel(context.store, *make_wheel("other", {"other.py": b"x = 1\n"}))
+    other = make_lock(context.store, (wheel,), name="other")
+    compiler = BaseCompiler(key=lock.base.config_digest)
+
+    def image(of: Lock) -> Image:
+        return assemble(of, recipe=RECIPE, store=context.store, compiler=compiler, progress=Silent())
+
+    first, gone = image(lock), image(other)
+    age(context)
+    upkeep.store_gc(context, (keep(tmp_path / "project", lock),))
+    left = {layer.name: layer.path.is_file() for layer in first.layers}
+    assert left == dict.fromkeys(left, True) | {"lock": False}
+    assert [layer.name for layer in gone.layers if not layer.path.is_file()] == ["wheels", "lock"]
+    assert [record for record in context.store.records("layers").values() if record["name"] == "lock"] == []
+    compiler.used.clear()
+    assert image(lock) == first
+    assert compiler.used == []
+
+
+def test_gc_keeps_a_base_that_a_name_means(context: Context, tmp_path: Path) -> None:
+    """The default base of the next lock cannot be made again where it was built: it stays, an unnamed one goes."""
+    project = tmp_path / "project"
+    project.mkdir()
+    named = made.add(context.store, mark="named")
+    bases.remember_name(context.store, named)
+    unnamed = made.add(context.store, "other", mark="unnamed")
+    age(context)
+    upkeep.store_gc(context, (project,))
+    assert bases.recorded(context.store, named.manifest_digest) == named
+    assert bases.held(context.store, unnamed) is False
+    assert list(context.store.records(bases.BASES)) == [named.manifest_digest[7:]]
+
+
+def test_gc_drops_environments_that_no_lock_has(context: Context, tmp_path: Path) -> None:
+    """Those of a kept lock stay, with the packages below them; others go unless a run used them since yesterday."""
+    store = context.store
+    lock, other = make_lock(store), make_lock(store, (), name="other")
+    project = keep(tmp_path / "project", lock)
+
+    def laid_out(of: Lock) -> Path:
+        return materialise(
+            of,
+            recipe=RECIPE,
+            python=Path(sys.executable),
+            store=store,
+            compiler=HostCompiler(Path(sys.executable)),
+            progress=Silent(),
+        )
+
+    root, gone = laid_out(lock), laid_out(other)
+    for path in (store.root / "envs").iterdir():
+        os.utime(path, (OLD, OLD))
+    os.utime(gone)
+    assert upkeep.store_gc(context, (project,)).fields["environments"] == 1
+    assert gone.is_dir()
+    os.utime(gone, (OLD, OLD))
+    assert upkeep.store_gc(context, (project,)).fields["environments"] == 1
+    assert not gone.exists()
+    assert len(store.records("environments")) == len(list((store.root / "envs").iterdir())) == 2
+    assert (root / "opt/kit/bin/python").exists()
+    assert laid_out(lock) == root
 
 
 def test_gc_of_a_folder_that_is_not_there(context: Context, tmp_path: Path) -> None:
