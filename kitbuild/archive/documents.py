@@ -14,7 +14,7 @@ from kitbuild.archive.models import MANIFEST_FORMAT, Exit, Manifest, Metrics
 from kitbuild.errors import LockError, Problem, VerificationError
 from kitbuild.lock.models import LOCK_VERSION, Lock
 
-LINE_LIMIT_BYTES = 1 << 16
+LINE_LIMIT_BYTES = 1 << 20
 
 
 def parse_json(data: bytes) -> Any:

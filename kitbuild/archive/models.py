@@ -39,8 +39,22 @@ class Open(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+class RankValues(BaseModel):
+    """What one rank put into a step, before it was merged over the ranks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    loss: str
+    batch_sha256: Sha256
+
+    _exact = field_validator("loss")(_is_exact)
+
+
 class Metrics(BaseModel):
-    """One optimizer step. Floats stay the strings that were written: equality is equality of bits."""
+    """One optimizer step. Floats stay the strings that were written: equality is equality of bits.
+
+    `ranks` is there where several processes trained.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -52,6 +66,7 @@ class Metrics(BaseModel):
     batch_sha256: Sha256
     seconds: str
     peak_memory_bytes: Annotated[int, Field(ge=0)] | None
+    ranks: Annotated[tuple[RankValues, ...], Field(strict=False)] = ()
 
     _exact = field_validator("loss", "grad_norm", "learning_rate", "seconds")(_is_exact)
 

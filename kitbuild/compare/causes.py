@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kitbuild.compare.differences import cause, differences
+from kitbuild.compare.kernels import departures
 from kitbuild.compare.models import Cause
 
 if TYPE_CHECKING:
@@ -17,8 +18,21 @@ if TYPE_CHECKING:
     from kitbuild.archive.read import Archive
     from kitbuild.compare.models import FirstDifference
 
-_COMPUTE = ("model", "argument", "kernel", "kernel_use", "package", "determinism", "launch", "recipe", "threads")
-_MACHINE = ("variable", "device", "build", "driver", "base", "default", "kitbuild", "image", "engine", "environment")
+# A person's choice before what follows from it, what computes before where it computed.
+_COMPUTE = ("model", "kernel", "kernel_use", "argument", "determinism", "launch", "recipe", "package", "threads")
+_MACHINE = (
+    "variable",
+    "device",
+    "driver",
+    "build",
+    "base",
+    "default",
+    "derived",
+    "kitbuild",
+    "image",
+    "engine",
+    "environment",
+)
 _LAST = ("evaluate", "hardening", "capacity")
 _DATA_DIFFERS = ("seed", "dataset", "data_order", *_COMPUTE, *_MACHINE, *_LAST)
 _DATA_EQUAL = ("seed", *_COMPUTE, *_MACHINE, "data_order", "dataset", *_LAST)
@@ -26,7 +40,7 @@ _DATA_EQUAL = ("seed", *_COMPUTE, *_MACHINE, "data_order", "dataset", *_LAST)
 
 def ranked(left: Archive, right: Archive, first: FirstDifference | None) -> tuple[Cause, ...]:
     """All differences of the manifests and of the data order, likeliest cause first."""
-    found = [*differences(left.manifest, right.manifest), *_data_order(left, right), *_unused(left, right)]
+    found = [*differences(left.manifest, right.manifest), *_data_order(left, right), *_departed(left, right)]
     order = _DATA_DIFFERS if _data_differs(left, right, first) else _DATA_EQUAL
     return tuple(sorted(found, key=lambda item: order.index(item.kind)))
 
@@ -36,19 +50,6 @@ def first_other_batch(left: Archive, right: Archive) -> int | None:
     pairs = zip(left.metrics, right.metrics, strict=False)
     return next(
         (place for place, (one, two) in enumerate(pairs, start=1) if one.batch_sha256 != two.batch_sha256), None
-    )
-
-
-def unused_kernels(archive: Archive) -> tuple[str, ...]:
-    """Locked kernels that no call reached; a dependency is called by its kernel, not by the model."""
-    uses = [use for use in archive.manifest.kernels if use.used]
-    return tuple(
-        kernel.repo
-        for kernel in archive.manifest.lock.kernels
-        if kernel.role != "dependency"
-        and not any(
-            (use.role, use.repo) == (kernel.role, kernel.repo) and use.commit in {None, kernel.commit} for use in uses
-        )
     )
 
 
@@ -66,8 +67,11 @@ def _data_order(left: Archive, right: Archive) -> Iterator[Cause]:
     yield Cause(kind="data_order", name="batch_sha256", left=one, right=two, text=text)
 
 
-def _unused(left: Archive, right: Archive) -> Iterator[Cause]:
-    ours, theirs = ({*unused_kernels(archive)} for archive in (left, right))
-    for repo in sorted(ours ^ theirs):
-        one, two = ("not used" if repo in side else "used" for side in (ours, theirs))
-        yield cause("kernel_use", repo, one, two, f"kernel {repo}")
+def _departed(left: Archive, right: Archive) -> Iterator[Cause]:
+    """What ran otherwise than locked, on one side."""
+    ours, theirs = ({item.name: item for item in departures(archive)} for archive in (left, right))
+    for name in sorted({*ours, *theirs}):
+        one, two = ours.get(name), theirs.get(name)
+        if (one and one.ran) != (two and two.ran):
+            states = [item.ran if item else "as locked" for item in (one, two)]
+            yield cause("kernel_use", name, states[0], states[1], f"use of {name}")

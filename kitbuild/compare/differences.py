@@ -31,6 +31,10 @@ _TOLD = frozenset(
 )
 _MODEL_SOURCES = frozenset({"repo", "path", "revision", "config", "tokenizer", "chat_template"})
 _LAUNCH = ("nodes", "processes_per_node", "world_size", "strategy")
+# Set from the number of threads, which is told.
+_THREAD_VARIABLES = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"})
+# What says most about a device comes first; the rest by name.
+_DEVICE = ("name", "compute_capability", "sm_count", "mig", "cpu.isa", "cpu.vendor", "cpu.family", "cpu.model_name")
 
 
 def differences(left: Manifest, right: Manifest) -> Iterator[Cause]:
@@ -168,7 +172,8 @@ def _packages(left: Manifest, right: Manifest) -> Iterator[Cause]:
         texts = [f"{wheel.version} (locked wheel {wheel.sha256[:12]}…)" if wheel else None for wheel in (one, two)]
         yield cause("package", _plain(name), *texts)
     if left.environment.python != right.environment.python:
-        yield cause("package", "python", left.environment.python, right.environment.python)
+        kind = "package" if left.lock.base.python == right.lock.base.python else "base"
+        yield cause(kind, "python", left.environment.python, right.environment.python)
 
 
 def _plain(name: str) -> str:
@@ -183,9 +188,11 @@ def _settings(left: Manifest, right: Manifest) -> Iterator[Cause]:
     if all(table.get("data_seed") == m.seed for table, m in zip(arguments, (left, right), strict=True)):
         for table in arguments:  # It follows the seed, which is told.
             table.pop("data_seed", None)
-    yield from _tables(
+    origins = [{name: argument.origin for name, argument in m.lock.defaults.arguments.items()} for m in (left, right)]
+    for item in _tables(
         "argument", *({k: v for k, v in table.items() if k not in _TOLD | PLACES} for table in arguments)
-    )
+    ):
+        yield replace(item, kind=_argument_kind(item.name.partition(".")[0], *origins))
     named = {*arguments[0], *arguments[1]}
     train = [{k: v for k, v in _part(m, "train").items() if k not in named} for m in (left, right)]
     yield from _tables("argument", *train)
@@ -203,6 +210,14 @@ def _settings(left: Manifest, right: Manifest) -> Iterator[Cause]:
     yield from _tables("default", *declared, what="default {}")
 
 
+def _argument_kind(name: str, left: Mapping[str, str], right: Mapping[str, str]) -> str:
+    """`default` where a library chose on both sides; what kitbuild derives (accumulation) follows from the recipe."""
+    found = {origins.get(name, "recipe") for origins in (left, right)}
+    if "recipe" in found:
+        return "argument"
+    return "derived" if "kitbuild" in found else "default"
+
+
 def _part(manifest: Manifest, key: str) -> dict[str, Any]:
     value = manifest.lock.recipe.get(key)
     return value if isinstance(value, dict) else {}
@@ -218,12 +233,15 @@ def _machine(left: Manifest, right: Manifest) -> Iterator[Cause]:
     threads = [device.pop("threads") for device in devices]
     if threads[0] != threads[1]:
         yield cause("threads", "threads", *threads)
-    for item in _tables("device", *devices, what="device {}"):
+    found = sorted(_tables("device", *devices, what="device {}"), key=_device_place)
+    for item in found:
         yield replace(item, kind="capacity") if item.name in _CAPACITY else item
     if left.driver != right.driver:
         yield cause("driver", "driver", left.driver, right.driver)
+    told = _THREAD_VARIABLES if threads[0] != threads[1] else frozenset()
     variables = [
-        {k: v for k, v in m.environment.variables.items() if not k.endswith(_PLACE_VARIABLES)} for m in (left, right)
+        {k: v for k, v in m.environment.variables.items() if not k.endswith(_PLACE_VARIABLES) and k not in told}
+        for m in (left, right)
     ]
     yield from _tables("variable", *variables)
     builds = [{key: value for key, value in m.build.items() if key != "config"} for m in (left, right)]
@@ -232,6 +250,10 @@ def _machine(left: Manifest, right: Manifest) -> Iterator[Cause]:
         text = "the library's build configuration differs"
         configs = [_text(m.build.get("config")) for m in (left, right)]
         yield Cause(kind="build", name="config", left=configs[0], right=configs[1], text=text)
+
+
+def _device_place(item: Cause) -> tuple[int, str]:
+    return (_DEVICE.index(item.name) if item.name in _DEVICE else len(_DEVICE), item.name)
 
 
 def _image(left: Manifest, right: Manifest) -> Iterator[Cause]:

@@ -16,7 +16,8 @@ SHOWN_CAUSES = 3
 class FirstDifference:
     """The first value that differs. `step` is None for what is after training (weights, kernels).
 
-    `name` is the tensor or the kernel. `rank` is None: values are merged over the ranks before they are written.
+    `name` is the tensor or the kernel. `rank` is the first rank that differs; None where ranks are merged before a
+    value is made (a gradient norm over several processes, weights) or the two sides have other numbers of them.
     """
 
     step: int | None
@@ -26,12 +27,19 @@ class FirstDifference:
     ulps: int | None = None
     rank: int | None = None
     name: str | None = None
+    several: bool = False
+    """Whether there are ranks to tell apart."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of `first_difference`."""
+        return {key: value for key, value in asdict(self).items() if key != "several"}
 
     def __str__(self) -> str:
         where = "after training" if self.step is None else f"at step {self.step}"
         what = f"{self.field} {self.name}" if self.name else self.field
         distance = "" if self.ulps is None else f", {self.ulps:,} ulp{'' if self.ulps == 1 else 's'}"
-        return f"{where}, {what} {shown(self.left)} vs {shown(self.right)}{distance}"
+        rank = f" (rank {self.rank})" if self.rank is not None and self.several else ""
+        return f"{where}, {what}{rank} {shown(self.left)} vs {shown(self.right)}{distance}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +74,7 @@ class Verdict:
         return {
             "verdict": self.verdict,
             "detail": self.detail,
-            "first_difference": asdict(self.first_difference) if self.first_difference else None,
+            "first_difference": self.first_difference.as_json() if self.first_difference else None,
             "causes": [asdict(cause) for cause in self.causes],
             "reasons": list(self.reasons),
             "notes": list(self.notes),

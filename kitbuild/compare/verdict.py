@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kitbuild.compare.causes import ranked, unused_kernels
+from kitbuild.compare.causes import ranked
+from kitbuild.compare.kernels import departures
 from kitbuild.compare.models import FirstDifference, Verdict
 from kitbuild.compare.values import FLOAT_FIELDS, OUTCOMES, relative_difference, ulps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kitbuild.archive.models import Metrics
     from kitbuild.archive.read import Archive
     from kitbuild.compare.values import Tolerance
 
@@ -55,9 +57,29 @@ def first_difference(left: Archive, right: Archive) -> FirstDifference | None:
         for field in STEP_FIELDS:
             a, b = getattr(one, field), getattr(two, field)
             if a != b:
-                distance = ulps(a, b) if field in FLOAT_FIELDS else None
-                return FirstDifference(step=one.step, field=field, left=a, right=b, ulps=distance)
+                return _at_step(left, right, one, two, field)
     return _weights_difference(left, right) or _kernel_difference(left, right)
+
+
+def _at_step(left: Archive, right: Archive, one: Metrics, two: Metrics, field: str) -> FirstDifference:
+    a, b = getattr(one, field), getattr(two, field)
+    sizes = [_world_size(archive) for archive in (left, right)]
+    return FirstDifference(
+        step=one.step, field=field, left=a, right=b, ulps=ulps(a, b) if field in FLOAT_FIELDS else None,
+        rank=0 if sizes == [1, 1] else _rank(one, two, field), several=sizes != [1, 1],
+    )  # fmt: skip
+
+
+def _rank(one: Metrics, two: Metrics, field: str) -> int | None:
+    """The first rank whose own part differs."""
+    if len(one.ranks) != len(two.ranks) or field not in {"loss", "batch_sha256"}:
+        return None
+    pairs = enumerate(zip(one.ranks, two.ranks, strict=True))
+    return next((rank for rank, (a, b) in pairs if getattr(a, field) != getattr(b, field)), None)
+
+
+def _world_size(archive: Archive) -> object:
+    return archive.manifest.launch.get("world_size")
 
 
 def _weights_difference(left: Archive, right: Archive) -> FirstDifference | None:
@@ -71,10 +93,12 @@ def _weights_difference(left: Archive, right: Archive) -> FirstDifference | None
 
 
 def _kernel_difference(left: Archive, right: Archive) -> FirstDifference | None:
-    unused = [unused_kernels(archive) for archive in (left, right)]
-    for repo in sorted({*unused[0], *unused[1]}):
-        states = ["not used" if repo in side else "used" for side in unused]
-        return FirstDifference(step=None, field="kernels", left=states[0], right=states[1], name=repo)
+    """What ran otherwise than locked, on one side: the numbers may agree, and it is not the locked run."""
+    ours, theirs = ({item.name: item for item in departures(archive)} for archive in (left, right))
+    for name in sorted({*ours, *theirs}):
+        found = ours.get(name) or theirs[name]
+        states = [side[name].ran if name in side else "as locked" for side in (ours, theirs)]
+        return FirstDifference(step=None, field="kernels", left=states[0], right=states[1], name=name, rank=found.rank)
     return None
 
 
@@ -91,8 +115,10 @@ def _reasons(left: Archive, right: Archive) -> Iterator[str]:
     if len(left.metrics) != len(right.metrics):
         yield f"{len(left.metrics)} steps vs {len(right.metrics)} steps"
     yield from _tensor_reasons(left, right)
-    for repo in sorted({*unused_kernels(left)} & {*unused_kernels(right)}):
-        yield f"the locked kernel {repo} was used in neither run"
+    ours, theirs = ({item.name: item for item in departures(archive)} for archive in (left, right))
+    for name in sorted({*ours} & {*theirs}):
+        both = f"{ours[name]}" if str(ours[name]) == str(theirs[name]) else f"{ours[name]}; {theirs[name]}"
+        yield f"neither run is the locked one: {both}"
 
 
 def _tensor_reasons(left: Archive, right: Archive) -> Iterator[str]:
@@ -148,8 +174,7 @@ def _first_beyond(left: Archive, right: Archive, tolerance: Tolerance) -> FirstD
             if a == b or (bound is None and field in OUTCOMES):
                 continue
             if bound is None or relative_difference(a, b) > bound:
-                distance = ulps(a, b) if field in FLOAT_FIELDS else None
-                return FirstDifference(step=one.step, field=field, left=a, right=b, ulps=distance)
+                return _at_step(left, right, one, two, field)
     return _kernel_difference(left, right)
 
 

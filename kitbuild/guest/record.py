@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -126,6 +128,18 @@ class Metrics:
 
     def _rewrite(self) -> None:
         write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
+
+
+def ranks(losses: list[list[float]], batches: list[bytes], size: int) -> list[dict[str, str]]:
+    """What each rank put into a step: its micro-batches' losses, summed, and a digest over their digests.
+
+    `batches` are a rank's records of `size` bytes, a digest first; for whoever asks which rank went astray.
+    """
+    digests = [b"".join(held[at : at + 32] for at in range(0, len(held), size)) for held in batches]
+    return [
+        {"loss": math.fsum(values).hex(), "batch_sha256": hashlib.sha256(held).hexdigest()}
+        for values, held in zip(losses, digests, strict=True)
+    ]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

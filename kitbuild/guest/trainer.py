@@ -99,6 +99,9 @@ class Recorder:
             "tokens": tokens,
             "batch_sha256": digest,
         }
+        if rows.shape[0] > 1:
+            parts = losses.reshape(rows.shape[0], -1).tolist()
+            line["ranks"] = record.ranks(parts, [bytes(row[:-1].tolist()) for row in rows], RECORD_BYTES)
         if self.first:
             names = (
                 "step",
@@ -109,8 +112,9 @@ class Recorder:
                 "batch_sha256",
                 "seconds",
                 "peak_memory_bytes",
+                "ranks",
             )
-            self.metrics.append({name: line[name] for name in names})
+            self.metrics.append({name: line[name] for name in names if name in line})
             self.progress(line, self.steps)
 
     def scaled(self, losses: torch.Tensor, world: int) -> torch.Tensor:

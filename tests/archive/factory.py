@@ -167,6 +167,12 @@ class Run:
     def change_step(self, step: int, **changes: Any) -> None:
         self.steps[step - 1] |= changes
 
+    def attention(self) -> dict[str, Any]:
+        kernel = next((item for item in self.lock["kernels"] if item["role"] == "attention"), None)
+        if kernel is None:
+            return {"requested": "sdpa", "used": "sdpa"}
+        return {"requested": f"{kernel['repo']}@{kernel['revision']}", "used": f"{kernel['repo']}@{kernel['commit']}"}
+
     def body(self) -> dict[str, Any]:
         """The manifest."""
         lock = Lock.model_validate(self.lock)
@@ -208,18 +214,19 @@ class Run:
             "build": {"torch": "2.13.0+cpu", "cuda": None, "cudnn": None, "config": "PyTorch built with: GCC"},
             "launch": {"nodes": 1, "processes_per_node": 1, "world_size": 1, "strategy": "ddp", "proven": []},
             "arguments": {"learning_rate": 1e-5, "output_dir": "/out"},
-            "attention": {"requested": f"{KERNEL}@v1", "used": KERNEL},
+            "attention": self.attention(),
             "kernels": [
                 {
                     "role": entry["role"],
                     "repo": entry["repo"],
                     "commit": entry["commit"],
                     "variant": entry["variant"],
-                    "member": None,
+                    "member": member,
                     "file": "__init__.py",
                     "calls": self.calls,
                 }
                 for entry in self.lock["kernels"]
+                for member in entry["layers"].values() or [entry["member"]]
             ],
             "liger": {"options": {}, "patched": []},
             "data": {

@@ -140,7 +140,7 @@ GOOD = metrics_line(3)
         ({**GOOD, "colour": 1}, "colour: Extra inputs are not permitted"),
         ({key: GOOD[key] for key in GOOD if key != "loss"}, "loss: Field required"),
         ('{"step": 3, "step": 3}', "not a JSON object: a key is given twice"),
-        ("x" * 70_000, "longer than 65536 bytes"),
+        ("x" * 1_100_000, "longer than 1048576 bytes"),
     ],
 )
 def test_a_malformed_line_of_metrics_is_located(run_dir: Path, line: object, message: str) -> None:

@@ -125,7 +125,7 @@ def test_another_seed_is_the_first_cause(judge: Judge) -> None:
         "left": "0x1.5000000000000p+1",
         "right": "0x1.5000020000000p+1",
         "ulps": 1,
-        "rank": None,
+        "rank": 0,
         "name": None,
     }
     assert verdict.as_json()["causes"] == [
@@ -197,7 +197,7 @@ def test_one_version_with_other_bytes_is_named_by_digest(judge: Judge) -> None:
         (Run(environment={"variables": {"OMP_NUM_THREADS": "2"}}), "OMP_NUM_THREADS 1 vs 2"),
         (Run(manifest={"arguments": {"learning_rate": 2e-5}}), "learning_rate 1e-05 vs 2e-05"),
         (Run(manifest={"build": {"torch": "2.13.0", "config": "PyTorch built with: GCC"}}), "build torch 2.13.0+cpu vs 2.13.0"),
-        (Run(manifest={"launch": {"world_size": 2}}), "launch world_size 1 vs 2"),
+        (Run(manifest={"launch": {"world_size": 2}}, calls={"0": 20, "1": 20}), "launch world_size 1 vs 2"),
         (Run(manifest={"engine": "local"}), "engine docker vs local"),
         (Run(manifest={"image": {"config_digest": "sha256:" + "0" * 64}}), "image config_digest"),
         (Run(lock=lock_body(model=lock_body()["model"] | {"config": {"model_type": "qwen3", "hidden_size": 32}})), "model config hidden_size 64 vs 32"),
@@ -254,14 +254,17 @@ def test_a_locked_kernel_that_one_side_did_not_use_is_a_difference(judge: Judge)
     """With all numbers equal, a kernel that was not called is what differs."""
     verdict = judge(Run(), Run(calls={"0": 0}))
     assert verdict.text() == (
-        f"DIFFERENT: first after training, kernels {KERNEL} used vs not used; likely cause: kernel {KERNEL} used vs not used"
+        f"DIFFERENT: first after training, kernels {KERNEL} as locked vs not used;"
+        f" likely cause: use of {KERNEL} as locked vs not used"
     )
 
 
 def test_a_kernel_that_neither_side_used_leaves_nothing_to_compare(judge: Judge) -> None:
     """Neither run is the locked one."""
     verdict = judge(Run(calls={}), Run(calls={"0": 0}))
-    assert verdict.text() == f"NOT_COMPARABLE: the locked kernel {KERNEL} was used in neither run"
+    assert verdict.text() == (
+        f"NOT_COMPARABLE: neither run is the locked one: {KERNEL}: locked aaaaaaaaaaaa (torch-universal), not used"
+    )
     assert verdict.exit_code == 9
 
 
@@ -373,11 +376,14 @@ def test_an_archive_against_itself_is_said(tmp_path: Path) -> None:
 
 def test_many_causes_are_cut_on_the_screen(judge: Judge) -> None:
     """The likeliest three are shown and the rest counted; the JSON has all."""
-    right = Run(device={"threads": 2, "name": "other"}, environment={"variables": {}}, manifest={"engine": "local"})
+    variables = {"PYTHONHASHSEED": "1"}
+    right = Run(
+        device={"threads": 2, "name": "other"}, environment={"variables": variables}, manifest={"engine": "local"}
+    )
     verdict = judge(Run(), other_loss(right, 1))
     assert len(verdict.as_json()["causes"]) == 4
     assert verdict.text().splitlines()[1:] == [
-        "  also differs: OMP_NUM_THREADS 1 vs absent",
+        "  also differs: PYTHONHASHSEED absent vs 1",
         "  also differs: device name cpu vs other",
         "  and 1 more (--json lists them)",
     ]

@@ -143,6 +143,12 @@ def test_two_processes_see_the_batches_of_one(guest: Guest) -> None:
     assert one.values[0][1] == two.values[0][1]
     assert len(two.manifest["launch"]["proven"]) == 2
     assert two.manifest["launch"]["proven"][0]["distributed_type"] == "MULTI_CPU"
+    # Each rank's own part is beside the merged values, so that one that goes astray can be named.
+    for line in two.metrics:
+        assert len({part["batch_sha256"] for part in line["ranks"]}) == 2
+        parts = [float.fromhex(part["loss"]) for part in line["ranks"]]
+        assert sum(parts) == pytest.approx(float.fromhex(line["loss"]), rel=1e-6)
+    assert all("ranks" not in line for line in one.metrics)
 
 
 @pytest.mark.parametrize(
