@@ -52,13 +52,20 @@ image_app = typer.Typer(
 archive_app = typer.Typer(help="Archived runs: verify, list, show, pack, unpack.", no_args_is_help=True)
 base_app = typer.Typer(help="Finished base images, referred to by digest.", no_args_is_help=True)
 store_app = typer.Typer(help="The content-addressed store.", no_args_is_help=True)
+render_app = typer.Typer(help="A locked image as a job for another system.", no_args_is_help=True)
 app.add_typer(image_app, name="image")
 app.add_typer(archive_app, name="archive")
 app.add_typer(base_app, name="base")
 app.add_typer(store_app, name="store")
+app.add_typer(render_app, name="render")
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, for example recipes/tiny-cpu.yaml.")]
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A run directory, or a packed x.kit.tar.")]
+ImageOption = Annotated[
+    str | None,
+    typer.Option("--image", metavar="REF", help="NAME@sha256:… in a registry, where not the last pushed from here."),
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write to F instead of stdout.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each decision and where it came from.")]
 
@@ -220,6 +227,12 @@ def fetch(
     source: Annotated[
         Path | None, typer.Option("--from", metavar="F", help="Take everything from such a file; no network.")
     ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs", metavar="DIR", help="Copy model and data into DIR too, as a rendered job mounts them."
+        ),
+    ] = None,
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -227,7 +240,7 @@ def fetch(
     from kitbuild.flow import building  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "fetch", building.fetch(context, recipe, bundle=bundle, source=source))
+    _print(terminal, "fetch", building.fetch(context, recipe, bundle=bundle, source=source, inputs=inputs))
 
 
 @image_app.command("build")
@@ -447,6 +460,66 @@ def base_build(
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
     _print(terminal, "base-build", bases.base_build(context, target, upstream=upstream, push=push, output=output))
+
+
+@render_app.command("slurm")
+def render_slurm(
+    recipe: RecipePath,
+    *,
+    container: Annotated[
+        str, typer.Option("--container", help="pyxis, apptainer, or none: the locked environment without a container.")
+    ] = "pyxis",
+    image: ImageOption = None,
+    inputs: Annotated[str | None, typer.Option("--inputs", metavar="DIR", help="Model and data on the nodes.")] = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Where run directories go.")] = None,
+    output: Output = None,
+    json_output: Json = False,
+) -> None:
+    """An sbatch script. --image takes a .sqsh or .sif file too."""
+    from kitbuild.flow import rendering  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    options = rendering.RenderOptions(image=image, inputs=inputs, out=out, output=output)
+    _print(terminal, "render", rendering.render_for_slurm(context, recipe, options, container=container))
+
+
+@render_app.command("k8s")
+def render_k8s(
+    recipe: RecipePath,
+    *,
+    kind: Annotated[str, typer.Option("--kind", help="trainjob: Kubeflow Trainer; job: an indexed Job.")] = "trainjob",
+    image: ImageOption = None,
+    inputs: Annotated[
+        str | None, typer.Option("--inputs", metavar="CLAIM", help="The volume claim with model and data.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="CLAIM", help="The volume claim for runs.")] = None,
+    output: Output = None,
+    json_output: Json = False,
+) -> None:
+    """Kubernetes objects: a TrainJob with its runtime, or an indexed Job with its Service."""
+    from kitbuild.flow import rendering  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    options = rendering.RenderOptions(image=image, inputs=inputs, out=out, output=output)
+    _print(terminal, "render", rendering.render_for_k8s(context, recipe, options, kind=kind))
+
+
+@render_app.command("compose")
+def render_compose(
+    recipe: RecipePath,
+    *,
+    image: ImageOption = None,
+    inputs: Annotated[str | None, typer.Option("--inputs", metavar="DIR", help="Model and data.")] = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="The run directory.")] = None,
+    output: Output = None,
+    json_output: Json = False,
+) -> None:
+    """A Compose file; several nodes of a recipe become several containers on this host."""
+    from kitbuild.flow import rendering  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=False)
+    options = rendering.RenderOptions(image=image, inputs=inputs, out=out, output=output)
+    _print(terminal, "render", rendering.render_for_compose(context, recipe, options))
 
 
 @store_app.command("verify")

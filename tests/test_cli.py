@@ -130,7 +130,7 @@ def test_every_verb_has_help(words: tuple[str, ...], call: Callable[..., Called]
 
 def test_every_command_takes_json() -> None:
     """Each verb that does something has `--json`."""
-    groups = {("archive",), ("base",), ("image",), ("store",), ()}
+    groups = {("archive",), ("base",), ("image",), ("render",), ("store",), ()}
     root = typer.main.get_command(cli.app)
     for words in verbs():
         if words in groups:

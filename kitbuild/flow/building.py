@@ -12,6 +12,7 @@ from kitbuild.errors import UsageError
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.locking import ensure_lock
 from kitbuild.image import assemble, base_compiler, load, write_oci
+from kitbuild.image.known import remember_image
 from kitbuild.lock.fetch import fetch_locked
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from kitbuild.image import Image
     from kitbuild.lock.models import Lock
     from kitbuild.recipe import LoadedRecipe
+    from kitbuild.store import Store
 
 
 # https://github.com/distribution/reference: [host[:port]/]path[:tag]
@@ -119,6 +121,7 @@ def build(
         layers = [(layer.digest, layer.path) for layer in made.layers]
         registry.push(push, made.manifest, made.config, layers, environ=context.environ, progress=context.progress)
         where.append(f"pushed to {push}")
+    remember_image(context.store, lock, made, engine_id=engine_id, pushed=push)
     return Built(
         lock=lock,
         image=made,
@@ -144,8 +147,10 @@ def fetch_all(context: Context, lock: Lock, loaded: LoadedRecipe, *, base: bool 
     )
 
 
-def fetch(context: Context, path: Path, *, bundle: Path | None, source: Path | None) -> Result:
-    """`kitbuild fetch`: fill the store, from the network or from a bundle; write a bundle."""
+def fetch(
+    context: Context, path: Path, *, bundle: Path | None, source: Path | None, inputs: Path | None = None
+) -> Result:
+    """`kitbuild fetch`: fill the store, from the network or from a bundle; write a bundle, or a directory of inputs."""
     from kitbuild.store.bundle import read_bundle, write_bundle  # noqa: PLC0415 - only with --bundle or --from
 
     if bundle is not None and source is not None:
@@ -170,7 +175,39 @@ def fetch(context: Context, path: Path, *, bundle: Path | None, source: Path | N
             ) from error
         fields["bundle"] = str(bundle)
         lines.append(f"wrote {bundle}")
+    if inputs is not None:
+        copy_inputs(locked, inputs, store=context.store)
+        fields["inputs"] = str(inputs)
+        lines.append(f"wrote {inputs}: mount it, or put it where the nodes see it")
     return Result(fields=fields, lines=tuple(lines))
+
+
+def copy_inputs(lock: Lock, folder: Path, *, store: Store) -> None:
+    """Model and data that the image does not hold, as a directory for machines that have no store; what is there stays.
+
+    Real copies, readable by all: a container's user is another one. The guest verifies each byte.
+    """
+    import shutil  # noqa: PLC0415 - beside its one use
+
+    from kitbuild.run.container import input_mounts  # noqa: PLC0415 - likewise
+
+    for source, place in input_mounts(lock, store, baked=frozenset(lock.recipe["image"]["bake"])):
+        target = folder / place.relative_to("/inputs")
+        if target.exists():
+            continue
+        part = target.with_name(f".{target.name}.part")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+                shutil.copytree(source, part)
+            else:
+                shutil.copy(source, part)
+            part.rename(target)
+        except OSError as error:
+            raise UsageError(
+                f"{target} cannot be written: {error.strerror or error}", hint="name a folder where there is room"
+            ) from error
 
 
 def closure(lock: Lock) -> set[str]:

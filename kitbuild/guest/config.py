@@ -125,6 +125,7 @@ class Config:
     locked: bool
     engine: str
     resume: bool
+    resume_only: bool
     image: Mapping[str, Any]
     hardening: Mapping[str, Any]
 
@@ -148,7 +149,9 @@ class Config:
             lock_sha256=hashlib.sha256(data).hexdigest(),
             locked=environ.get("KIT_LOCKED", "1") != "0",
             engine=environ.get("KIT_ENGINE", "docker"),
-            resume=environ.get("KIT_RESUME") == "1",
+            # `auto` is for schedulers, which start the same job again: from a checkpoint where there is one.
+            resume=environ.get("KIT_RESUME") in {"1", "auto"},
+            resume_only=environ.get("KIT_RESUME") == "1",
             image=json.loads(environ.get("KIT_IMAGE") or "{}"),
             hardening=json.loads(environ.get("KIT_HARDENING") or "{}"),
         )

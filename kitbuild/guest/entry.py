@@ -127,7 +127,7 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
     """Run the phases; the exit code says how it went."""
     places = config.places
     try:
-        if not config.resume and any((places.out / name).exists() for name in ("manifest.json", "exit.json")):
+        if _taken(config):
             text = f"{places.out} holds a run already"
             return report(terminal, RunError(text, hint="use an empty directory that this user can write"))
         (places.out / "logs").mkdir(parents=True, exist_ok=True)
@@ -171,6 +171,16 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
         f"done: {session.steps_done} steps in {total:.1f} s" if mode == "train" else f"{mode}: every kernel is right"
     )
     return 0
+
+
+def _taken(config: Config) -> bool:
+    """Whether a run is recorded there that would be written over: any, or, where one is resumed, a finished one."""
+    out = config.places.out
+    if not config.resume:
+        return any((out / name).exists() for name in ("manifest.json", "exit.json"))
+    with suppress(OSError, ValueError):
+        return bool(json.loads((out / "exit.json").read_bytes()).get("exit_code") == 0)
+    return False
 
 
 def report(terminal: record.Terminal, error: KitbuildError) -> int:

@@ -183,7 +183,7 @@ class Worker:
         config = self.config
         found = last_checkpoint(config.places.checkpoints) if config.resume else None
         if found is None:
-            if config.resume:
+            if config.resume_only:
                 raise RunError("there is no whole checkpoint to resume from", hint="start it again without --resume")
             if recorder.first:
                 recorder.metrics.start()

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from kitbuild.lock.models import LockedFile
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from kitbuild.lock.models import Lock, LockedTree
     from kitbuild.store import Store
@@ -90,27 +92,32 @@ class ContainerSpec:
         return [*words, self.image, *self.command]
 
 
-def input_mounts(lock: Lock, store: Store, *, baked: frozenset[str]) -> tuple[tuple[Path, PurePosixPath], ...]:
-    """Where each input that is not `baked` lies on the host, and where the guest looks for it."""
+def input_places(lock: Lock, *, baked: frozenset[str]) -> Iterator[tuple[PurePosixPath, LockedTree | LockedFile]]:
+    """Each input that is not `baked`: where the guest looks for it, and what it is."""
     inputs = PurePosixPath("/inputs")
-    found: list[tuple[Path, PurePosixPath]] = []
     if "model" not in baked:
         if lock.model.weights is not None:
-            found.append((_tree(lock.model.weights, store), inputs / "model"))
+            yield inputs / "model", lock.model.weights
         if lock.model.tokenizer is not None:
-            found.append((_tree(lock.model.tokenizer, store), inputs / "tokenizer"))
+            yield inputs / "tokenizer", lock.model.tokenizer
         if lock.model.chat_template is not None:
-            folder = store.tree([("chat_template.jinja", lock.model.chat_template.sha256)])
-            found.append((folder / "chat_template.jinja", inputs / "chat_template.jinja"))
+            yield inputs / "chat_template.jinja", lock.model.chat_template
     if "dataset" not in baked:
-        found += [(_tree(data.tree, store), inputs / "data" / str(index)) for index, data in enumerate(lock.datasets)]
+        for index, data in enumerate(lock.datasets):
+            yield inputs / "data" / str(index), data.tree
         if lock.evaluate is not None:
-            found.append((_tree(lock.evaluate.tree, store), inputs / "evaluate"))
-    return tuple(found)
+            yield inputs / "evaluate", lock.evaluate.tree
 
 
-def _tree(tree: LockedTree, store: Store) -> Path:
-    return store.tree([(file.path, file.sha256) for file in tree.files])
+def input_mounts(lock: Lock, store: Store, *, baked: frozenset[str]) -> tuple[tuple[Path, PurePosixPath], ...]:
+    """Where each input that is not `baked` lies on the host, and where the guest looks for it."""
+    return tuple((_stored(found, place.name, store), place) for place, found in input_places(lock, baked=baked))
+
+
+def _stored(found: LockedTree | LockedFile, name: str, store: Store) -> Path:
+    if isinstance(found, LockedFile):
+        return store.tree([(name, found.sha256)]) / name
+    return store.tree([(file.path, file.sha256) for file in found.files])
 
 
 def guest_environment(*, engine: str, locked: bool, image: Mapping[str, Any] | None, resume: bool) -> dict[str, str]:

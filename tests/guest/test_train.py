@@ -250,6 +250,21 @@ def test_resume_without_a_checkpoint(guest: Guest) -> None:
     assert (run.rc, run.exit["message"]) == (6, "there is no whole checkpoint to resume from")
 
 
+def test_started_again_by_a_scheduler(guest: Guest) -> None:
+    """KIT_RESUME=auto starts where there is no checkpoint, goes on where there is one, and leaves a finished run alone."""
+    guest.build(**PLAIN)
+    whole = guest.run(environ={"KIT_RESUME": "auto"})
+    stopped = guest.run(terminate_after=2, environ={"KIT_RESUME": "auto"})
+    assert (stopped.rc, stopped.exit["steps_done"]) == (10, 2)
+    resumed = guest.run(out=stopped.out, environ={"KIT_RESUME": "auto"})
+    same(whole, resumed)
+    kept = (stopped.out / "manifest.json").read_bytes()
+    again = guest.run(out=stopped.out, environ={"KIT_RESUME": "auto"})
+    assert again.rc == 6
+    assert "holds a run already" in again.terminal
+    assert (stopped.out / "manifest.json").read_bytes() == kept
+
+
 GENERATION: dict[str, Any] = {**PLAIN, "train": {**TRAIN, "assistant_only_loss": True}, "model": ASSISTANT}
 
 
