@@ -130,12 +130,15 @@ def _environment(lock: Lock) -> tuple[Node, ...]:
 
 
 def _lock_part(lock: Lock, recipe: bytes) -> Part:
-    nodes = (
+    return Part(name="lock", inputs=[lock.sha256, lock.recipe_sha256], make=partial(_lock, lock, recipe))
+
+
+def _lock(lock: Lock, recipe: bytes) -> tuple[tuple[Sources, ...], tuple[Node, ...]]:
+    return (), (
         Entry.of("/kit/lock.json", lock.to_bytes(), owner="kitbuild"),
         Entry.of("/kit/recipe.yaml", recipe, owner="kitbuild"),
         Entry.of(SBOM, sbom(lock), owner="kitbuild"),
     )
-    return Part(name="lock", inputs=[lock.sha256, lock.recipe_sha256], make=lambda: ((), nodes))
 
 
 def _model_inputs(lock: Lock) -> Iterator[tuple[str, str, int, str]]:
