@@ -51,8 +51,8 @@ def image_config(lock: Lock, base: Base, own: Sequence[Layer], *, content_sha256
         architecture=lock.base.architecture,
         diff_ids=[*lock.base.diff_ids, *(layer.digest for layer in own)],
         history=[
-            *({"created_by": f"kitbuild base {lock.base.name}"} for _ in lock.base.diff_ids),
-            *({"created_by": f"kitbuild layer {layer.name}"} for layer in own),
+            *(_step(f"kitbuild base {lock.base.name}") for _ in lock.base.diff_ids),
+            *(_step(f"kitbuild layer {layer.name}") for layer in own),
         ],
         config={
             "Entrypoint": [ENTRYPOINT],
@@ -69,6 +69,11 @@ def image_config(lock: Lock, base: Base, own: Sequence[Layer], *, content_sha256
             "WorkingDir": "/out",
         },
     )
+
+
+def _step(created_by: str) -> dict[str, str]:
+    """A line of the history. podman 4.3 takes one without a time for a nil pointer and fails."""
+    return {"created": EPOCH, "created_by": created_by}
 
 
 def image_manifest(config: bytes, layers: Sequence[Layer], *, annotations: Mapping[str, str] | None = None) -> bytes:

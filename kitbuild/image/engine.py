@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker
@@ -21,13 +22,31 @@ TIMEOUT_SECONDS = 900
 
 
 def connect(environ: Mapping[str, str]) -> DockerClient:
-    """The engine that DOCKER_HOST names, else the default socket; exit 5 with what to do."""
+    """The engine that DOCKER_HOST names, else Docker's socket, else podman's; exit 5 with what to do."""
     try:
-        client = docker.from_env(environment=dict(environ), timeout=TIMEOUT_SECONDS)
-        client.ping()
+        return _client(environ)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        for place in () if environ.get("DOCKER_HOST") else podman_sockets(environ):
+            if place.is_socket():
+                with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException):
+                    return _client({**environ, "DOCKER_HOST": f"unix://{place}"})
         raise _unreachable(error, environ.get("DOCKER_HOST") or "the default socket") from error
+
+
+def _client(environ: Mapping[str, str]) -> DockerClient:
+    client = docker.from_env(environment=dict(environ), timeout=TIMEOUT_SECONDS)
+    client.ping()
     return client
+
+
+def podman_sockets(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Where podman serves Docker's API: the user's own, then the machine's.
+
+    https://docs.podman.io/en/latest/markdown/podman-system-service.1.html
+    """
+    if environ.get("XDG_RUNTIME_DIR"):
+        yield Path(environ["XDG_RUNTIME_DIR"]) / "podman/podman.sock"
+    yield Path("/run/podman/podman.sock")
 
 
 def _unreachable(error: Exception, host: str) -> ImageError:
@@ -39,7 +58,8 @@ def _unreachable(error: Exception, host: str) -> ImageError:
         )
     return ImageError(
         f"no container engine answers at {host}",
-        hint="start one (`sudo systemctl start docker`, or Docker Desktop), set DOCKER_HOST,"
+        hint="start one (`sudo systemctl start docker`, `systemctl --user start podman.socket`, or Docker Desktop),"
+        " set DOCKER_HOST,"
         " or run without one: `kitbuild run --engine local`",
     )
 
