@@ -34,8 +34,8 @@ def check(path: Path, environ: Mapping[str, str]) -> Result:
     recipe = loaded.recipe
     refuse_missing(loaded)
     versions = tested_versions(recipe, load_target(recipe.image.target))
-    met = refuse_advisories(recipe, versions=versions, model_config=recipe.model.config)
     held, state, detail = _lock_state(loaded)
+    met = refuse_advisories(recipe, versions=versions, model_config=_model_config(loaded, held, environ))
     memory, needs = _memory(loaded, held, environ)
     notes = tuple(recipes.notes(loaded))
     model = recipe.model.repo or recipe.model.path or f"{(recipe.model.config or {}).get('model_type')} (random init)"
@@ -101,7 +101,8 @@ def _model_config(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str,
     if model.config is not None:
         return model.config
     path = loaded.directory / model.path / "config.json" if model.path else None
-    if path is None and lock is not None and lock.model.weights is not None:
+    ours = lock is not None and lock.recipe.get("model") == model.model_dump(mode="json")
+    if path is None and ours and lock is not None and lock.model.weights is not None:
         digests = {file.path: file.sha256 for file in lock.model.weights.files}
         path = Store.at(environ).path(digests["config.json"]) if "config.json" in digests else None
     try:

@@ -5,7 +5,7 @@ Part of step 2; no network: `kitbuild check` asks with the tested versions, `loc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from kitbuild.errors import Problem
 
 if TYPE_CHECKING:
+    from kitbuild.lock.models import LockedKernel
     from kitbuild.recipe.models import Recipe
+
+
+class BadKernel(BaseModel):
+    """A version of a Hub kernel: `v3` is the branch, and the number in the build's metadata."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repo: str
+    version: str
 
 
 class Conditions(BaseModel):
@@ -24,10 +34,10 @@ class Conditions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    packages: dict[str, str] = Field(default_factory=dict)
+    packages: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     recipe: dict[str, Any] = Field(default_factory=dict)
-    kernel: dict[str, str] | None = None
-    model: dict[str, bool] = Field(default_factory=dict)
+    kernel: BadKernel | None = None
+    model: dict[str, Any] = Field(default_factory=dict)
     lacking: tuple[str, ...] = ()
 
 
@@ -57,35 +67,39 @@ def load_advisories() -> tuple[Advisory, ...]:
 
 
 def met_advisories(
-    recipe: Recipe, *, versions: Mapping[str, str], model_config: Mapping[str, Any] | None
+    recipe: Recipe,
+    *,
+    versions: Mapping[str, str],
+    model_config: Mapping[str, Any] | None,
+    kernels: Iterable[LockedKernel] = (),
 ) -> Iterator[Advisory]:
-    """The advisories whose conditions hold. `model_config` is config.json's content where it is known."""
+    """The advisories whose conditions hold. `model_config` is config.json's content where it is known.
+
+    `kernels`, once they are locked, tell the version of one that is asked for by commit.
+    """
     fields = recipe.model_dump(mode="json", by_alias=True)
+    model = None if model_config is None else {**model_config, "grouped_query": _grouped(model_config)}
+    builds = {(kernel.repo, f"v{kernel.kernel_version}") for kernel in kernels if kernel.role == "attention"}
+    attention = recipe.kernels.attention_reference
+    builds |= {(attention.repo, str(attention.revision))} if attention else set()
     for advisory in load_advisories():
-        if _holds(advisory.when, recipe=recipe, fields=fields, versions=versions, model_config=model_config):
+        when = advisory.when
+        if (
+            all(_in(versions.get(name), wanted) for name, wanted in when.packages.items())
+            and all(_equals(_lookup(fields, key), value) for key, value in when.recipe.items())
+            and (when.kernel is None or (when.kernel.repo, when.kernel.version) in builds)
+            and all(model is not None and _equals(_lookup(model, key), value) for key, value in when.model.items())
+            and not any(name in versions for name in when.lacking)
+        ):
             yield advisory
 
 
-def _holds(
-    when: Conditions,
-    *,
-    recipe: Recipe,
-    fields: Mapping[str, Any],
-    versions: Mapping[str, str],
-    model_config: Mapping[str, Any] | None,
-) -> bool:
-    return (
-        all(_in(versions.get(name), specifier) for name, specifier in when.packages.items())
-        and all(_equals(_lookup(fields, key), value) for key, value in when.recipe.items())
-        and (when.kernel is None or _asks_for(recipe, when.kernel))
-        and (not when.model or (model_config is not None and _grouped(model_config) == when.model["grouped_query"]))
-        and not any(name in versions for name in when.lacking)
-    )
-
-
-def _in(version: str | None, specifier: str) -> bool:
+def _in(version: str | None, wanted: str | tuple[str, ...]) -> bool:
+    specifiers = (wanted,) if isinstance(wanted, str) else wanted
     try:
-        return version is not None and Version(version) in SpecifierSet(specifier, prereleases=True)
+        return version is not None and any(
+            Version(version) in SpecifierSet(specifier, prereleases=True) for specifier in specifiers
+        )
     except InvalidVersion:
         return False
 
@@ -103,11 +117,6 @@ def _equals(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return value in wanted
     return bool(value == wanted)
-
-
-def _asks_for(recipe: Recipe, kernel: Mapping[str, str]) -> bool:
-    attention = recipe.kernels.attention_reference
-    return attention is not None and attention.repo == kernel["repo"] and attention.revision == kernel["version"]
 
 
 def _grouped(config: Mapping[str, Any]) -> bool:

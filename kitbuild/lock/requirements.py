@@ -10,9 +10,10 @@ from kitbuild.errors import RecipeError
 from kitbuild.lock.advisories import Advisory, met_advisories
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from kitbuild.base.targets import Target
+    from kitbuild.lock.models import LockedKernel
     from kitbuild.recipe.models import Recipe
 
 
@@ -37,10 +38,14 @@ def tested_versions(recipe: Recipe, target: Target) -> dict[str, str]:
 
 
 def refuse_advisories(
-    recipe: Recipe, *, versions: Mapping[str, str], model_config: Mapping[str, Any] | None
+    recipe: Recipe,
+    *,
+    versions: Mapping[str, str],
+    model_config: Mapping[str, Any] | None,
+    kernels: Iterable[LockedKernel] = (),
 ) -> tuple[Advisory, ...]:
     """The advisories met; an error-level one refuses the recipe."""
-    met = tuple(met_advisories(recipe, versions=versions, model_config=model_config))
+    met = tuple(met_advisories(recipe, versions=versions, model_config=model_config, kernels=kernels))
     errors = [advisory.as_problem() for advisory in met if advisory.severity == "error"]
     if errors:
         raise RecipeError("the recipe meets a known-bad combination", problems=errors)

@@ -87,7 +87,7 @@ def resolve(
         progress=progress,
     )
     versions = {wheel.name: wheel.version for wheel in wheels}
-    met = refuse_advisories(recipe, versions=versions, model_config=model_config)
+    refuse_advisories(recipe, versions=versions, model_config=model_config)
     datasets = tuple(trees.dataset(item, key=f"dataset.{index}") for index, item in enumerate(recipe.dataset))
     evaluate = trees.dataset(recipe.evaluate.dataset, key="evaluate.dataset") if recipe.evaluate else None
     system = system_of(recipe, wheels, architecture=base.architecture, cuda=target.cuda)
@@ -96,6 +96,7 @@ def resolve(
         if recipe.kernels.attention_reference or recipe.kernels.layers
         else ()
     )
+    met = refuse_advisories(recipe, versions=versions, model_config=model_config, kernels=kernels)
     sources = tuple(wheel for wheel in wheels if wheel.name in DECLARING)
     fetch_wheels(sources, store=store, environ=environ, progress=progress)
     declared = read_defaults(wheels, store)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +12,10 @@ from kitbuild.lock import requirements as needs
 from kitbuild.lock.advisories import load_advisories, met_advisories
 from kitbuild.lock.requirements import refuse_advisories, requirements
 from kitbuild.recipe.models import Recipe
+from tests.image.kit import make_kernel
+
+if TYPE_CHECKING:
+    from kitbuild.store import Store
 
 GOOD = {"trl": "1.14.2", "transformers": "5.22.2", "kernels": "0.17.2"}
 GROUPED = {"num_attention_heads": 32, "num_key_value_heads": 8}
@@ -57,14 +61,27 @@ def test_the_list() -> None:
         (recipe(kernels={"attention": "other/flash-attn2@v3"}), {}, GROUPED, []),
         (recipe(determinism={"mode": "strict", "virtual_ranks": 4}), {}, None, []),
         (recipe(image={"cuda": "cpu"}, determinism={"cpu_portable": True}), {}, None, ["KIT-2026-011"]),
-        (FLCE, {"trl": "1.15.0"}, None, ["KIT-2026-002"]),
+        (FLCE, {"trl": "1.15.0"}, None, ["KIT-2026-002", "KIT-2026-018"]),
         (FLCE, {"trl": "1.14.2"}, None, []),
-        (recipe(liger={"rope": True}), {"trl": "1.15.0"}, None, []),
+        (recipe(liger={"rope": True}), {"trl": "1.15.0"}, None, ["KIT-2026-018"]),
         (recipe(), {"trl": "1.15.0"}, None, []),
         (recipe(), {"kernels": "0.17.1"}, None, ["KIT-2026-003"]),
         (recipe(), {"kernels": "0.18.0"}, None, ["KIT-2026-004"]),
         (recipe(), {"kernels": "0.18.2", "transformers": "5.23.0"}, None, []),
         (recipe(), {"kernels": "odd"}, None, []),
+        (recipe(), {"transformers": "5.14.1", "kernels": "0.15.2", "huggingface-hub": "1.9"}, None, []),
+        (recipe(), {"transformers": "5.17.0", "kernels": "0.16.2", "huggingface-hub": "1.33.0"}, None, []),
+        (recipe(), {"transformers": "5.19.0", "kernels": "0.17.0", "huggingface-hub": "2.4.0"}, None, []),
+        (recipe(), {"huggingface-hub": "2.4.0"}, None, []),
+        (recipe(), {"torch": "2.10.0"}, None, []),
+        (recipe(), {"torch": "2.11.0"}, None, ["KIT-2026-022"]),
+        (recipe(image={"cuda": "cpu"}), {"torch": "2.13.0+cpu"}, None, []),
+        (recipe(launch={"strategy": "deepspeed"}), {}, None, ["KIT-2026-023"]),
+        (recipe(liger={"rope": True}), {"liger-kernel": "0.8.5"}, None, []),
+        (recipe(liger={"rope": True}), {"liger-kernel": "0.8.5", "nvidia-cutlass-dsl": "4.3"}, None, ["KIT-2026-027"]),
+        (recipe(), {}, {"quantization_config": {"quant_method": "bitsandbytes"}}, []),
+        (recipe(), {}, {"quantization_config": "odd"}, []),
+        (recipe(), {}, {"experts_implementation": "grouped_mm", "model_type": "qwen3"}, []),
     ],
 )
 def test_conditions(asked: Recipe, versions: dict[str, str], model: dict[str, Any] | None, expected: list[str]) -> None:
@@ -87,6 +104,17 @@ def test_each_attention_needs_its_own_wheel(number: int, wheel: str, expected: s
     others = {name: "1.0" for name in ("flash-attn", "flash-attn-3", "flash-attn-4") if name != wheel}
     assert met(asked, others) == [expected]
     assert met(asked, {wheel: "1.0"}) == []
+
+
+def test_a_kernel_by_commit(store: Store) -> None:
+    """A commit says nothing; the version in the build's metadata does, once it is locked."""
+    asked = recipe(kernels={"attention": f"kernels-community/flash-attn2@{'c' * 40}"})
+    versions = {"torch": "2.8.0"}
+    for version, role, expected in ((3, "attention", ["KIT-2026-001"]), (2, "attention", []), (3, "layers", [])):
+        fields = {"repo": "kernels-community/flash-attn2", "kernel_version": version, "role": role}
+        kernel = make_kernel(store).model_copy(update=fields)
+        found = met_advisories(asked, versions=versions, model_config=GROUPED, kernels=(kernel,))
+        assert [advisory.id for advisory in found] == expected
 
 
 def test_refusal() -> None:

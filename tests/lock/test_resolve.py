@@ -267,6 +267,15 @@ def test_the_broken_version_first(machine: Machine, hub: HubServer, index: Packa
     assert not [request.path for request in hub.requests if "kernel" in request.path]
 
 
+def test_the_broken_version_by_its_commit(machine: Machine, hub: HubServer) -> None:
+    """A commit of the broken version is found out by the build's own metadata."""
+    sha = hub.sha("kernels-community/flash-attn2", "v3", kind="kernel")
+    machine.edit("flash-attn2@v2", f"flash-attn2@{sha}")
+    with pytest.raises(RecipeError) as caught:
+        machine.lock()
+    assert [problem.key for problem in caught.value.problems] == ["KIT-2026-001"]
+
+
 def test_a_model_that_is_gone(machine: Machine, hub: HubServer) -> None:
     """A repository that was deleted is exit 4, also where an earlier lock has its commit."""
     before = machine.lock()
