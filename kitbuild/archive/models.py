@@ -185,13 +185,15 @@ class Manifest(Open):
     results: Results = Results()
     weights: dict[str, Tensor] = Field(default_factory=dict)
     seed: int | None = None
+    resumed: tuple[int, ...] = ()
+    """The steps after which the run was stopped and taken up again."""
     started: str | None = None
     finished: str | None = None
     complete: bool = False
 
     @field_validator(
         "image", "environment", "device", "build", "launch", "arguments", "attention", "kernels", "liger", "data",
-        "results", "weights", mode="before",
+        "results", "weights", "resumed", mode="before",
     )  # fmt: skip
     @classmethod
     def _unknown_by_then(cls, value: object, info: ValidationInfo) -> object:

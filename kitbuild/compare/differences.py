@@ -31,6 +31,9 @@ _TOLD = frozenset(
 )
 _MODEL_SOURCES = frozenset({"repo", "path", "revision", "config", "tokenizer", "chat_template"})
 _LAUNCH = ("nodes", "processes_per_node", "world_size", "strategy")
+_DERIVED_LAUNCH = frozenset({"accumulation", "backend", "use_cpu"})
+# In the recipe, and never a reason for another number.
+_BESIDE = frozenset({"policy", "track"})
 # Set from the number of threads, which is told.
 _THREAD_VARIABLES = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"})
 # What says most about a device comes first; the rest by name.
@@ -171,9 +174,8 @@ def _packages(left: Manifest, right: Manifest) -> Iterator[Cause]:
             continue
         texts = [f"{wheel.version} (locked wheel {wheel.sha256[:12]}…)" if wheel else None for wheel in (one, two)]
         yield cause("package", _plain(name), *texts)
-    if left.environment.python != right.environment.python:
-        kind = "package" if left.lock.base.python == right.lock.base.python else "base"
-        yield cause(kind, "python", left.environment.python, right.environment.python)
+    if left.environment.python != right.environment.python and left.lock.base.python == right.lock.base.python:
+        yield cause("package", "python", left.environment.python, right.environment.python)
 
 
 def _plain(name: str) -> str:
@@ -197,23 +199,33 @@ def _settings(left: Manifest, right: Manifest) -> Iterator[Cause]:
     train = [{k: v for k, v in _part(m, "train").items() if k not in named} for m in (left, right)]
     yield from _tables("argument", *train)
     yield from _tables("determinism", *(_determinism(m) for m in (left, right)), what="determinism {}")
-    launches = [{**m.lock.launch, **{k: m.launch[k] for k in _LAUNCH if k in m.launch}} for m in (left, right)]
-    yield from _tables("launch", *launches, what="launch {}")
+    yield from _launch(left, right)
     for key, skip in (("model", _MODEL_SOURCES), ("evaluate", {"dataset"})):
         parts = [{k: v for k, v in _part(m, key).items() if k not in skip} for m in (left, right)]
         yield from _tables("evaluate" if key == "evaluate" else "recipe", *parts, what=f"{key} {{}}")
     recipes = [
         {k: v for k, v in m.lock.recipe.items() if k not in _TOLD | {"image", "kitbuild"}} for m in (left, right)
     ]
-    yield from _tables("recipe", *recipes)
+    for item in _tables("recipe", *recipes):
+        yield replace(item, kind="beside") if item.name.partition(".")[0] in _BESIDE else item
     declared = [m.lock.defaults.declared for m in (left, right)]
     yield from _tables("default", *declared, what="default {}")
 
 
+def _launch(left: Manifest, right: Manifest) -> Iterator[Cause]:
+    """What the recipe says; what follows from it (accumulation, the back end, the world size) is derived."""
+    launches = [{**m.lock.launch, **{k: m.launch[k] for k in _LAUNCH if k in m.launch}} for m in (left, right)]
+    found = [*_tables("launch", *launches, what="launch {}")]
+    chosen = {item.name for item in found} & {"nodes", "processes_per_node"}
+    derived = _DERIVED_LAUNCH | ({"world_size"} if chosen else set())
+    for item in found:
+        yield replace(item, kind="derived") if item.name in derived else item
+
+
 def _argument_kind(name: str, left: Mapping[str, str], right: Mapping[str, str]) -> str:
     """`default` where a library chose on both sides; what kitbuild derives (accumulation) follows from the recipe."""
-    found = {origins.get(name, "recipe") for origins in (left, right)}
-    if "recipe" in found:
+    found = {origins[name] for origins in (left, right) if name in origins}
+    if "recipe" in found or not found:
         return "argument"
     return "derived" if "kitbuild" in found else "default"
 
@@ -252,6 +264,11 @@ def _machine(left: Manifest, right: Manifest) -> Iterator[Cause]:
         yield Cause(kind="build", name="config", left=configs[0], right=configs[1], text=text)
 
 
+def _resumed(manifest: Manifest) -> str:
+    steps = ", ".join(str(step) for step in manifest.resumed)
+    return f"after step {steps}" if steps else "never"
+
+
 def _device_place(item: Cause) -> tuple[int, str]:
     return (_DEVICE.index(item.name) if item.name in _DEVICE else len(_DEVICE), item.name)
 
@@ -261,12 +278,15 @@ def _image(left: Manifest, right: Manifest) -> Iterator[Cause]:
     if one.manifest_digest != two.manifest_digest:
         bases = [f"{base.name}@{base.manifest_digest[7:19]}…" for base in (one, two)]
         yield cause("base", "base", *bases)
+    yield from _tables("base", *({"python": base.python, "glibc": base.glibc} for base in (one, two)))
     packages = [{package.name: package.version for package in base.packages} for base in (one, two)]
     yield from _tables("base", *packages, what="system package {}")
     makers = [m.lock.kitbuild.model_dump() for m in (left, right)]
     yield from _tables("kitbuild", *makers, what="kitbuild {}")
     if left.engine != right.engine:
         yield cause("engine", "engine", left.engine, right.engine)
+    if left.resumed != right.resumed:
+        yield cause("resume", "resumed", *(_resumed(m) for m in (left, right)))
     if left.environment.locked != right.environment.locked:
         yield cause("environment", "locked", left.environment.locked, right.environment.locked, "environment locked")
     if left.content_sha256 == right.content_sha256:
