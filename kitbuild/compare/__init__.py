@@ -2,7 +2,18 @@
 
 from kitbuild.compare.models import Cause, FirstDifference, Verdict
 from kitbuild.compare.report import write_report
-from kitbuild.compare.values import Tolerance, ulps
+from kitbuild.compare.tolerance import Allowance, Tolerance
+from kitbuild.compare.values import ulps
 from kitbuild.compare.verdict import compare, first_difference
 
-__all__ = ["Cause", "FirstDifference", "Tolerance", "Verdict", "compare", "first_difference", "ulps", "write_report"]
+__all__ = [
+    "Allowance",
+    "Cause",
+    "FirstDifference",
+    "Tolerance",
+    "Verdict",
+    "compare",
+    "first_difference",
+    "ulps",
+    "write_report",
+]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from kitbuild.compare.values import counted
+
+if TYPE_CHECKING:
+    from kitbuild.compare.divergence import Divergence
 
 Outcome = Literal["IDENTICAL", "WITHIN_TOLERANCE", "DIFFERENT", "NOT_COMPARABLE"]
 EXIT_CODES: dict[Outcome, int] = {"IDENTICAL": 0, "WITHIN_TOLERANCE": 0, "DIFFERENT": 8, "NOT_COMPARABLE": 9}
@@ -37,7 +42,7 @@ class FirstDifference:
     def __str__(self) -> str:
         where = "after training" if self.step is None else f"at step {self.step}"
         what = f"{self.field} {self.name}" if self.name else self.field
-        distance = "" if self.ulps is None else f", {self.ulps:,} ulp{'' if self.ulps == 1 else 's'}"
+        distance = "" if self.ulps is None else f", {counted(self.ulps)}"
         rank = f" (rank {self.rank})" if self.rank is not None and self.several else ""
         return f"{where}, {what}{rank} {shown(self.left)} vs {shown(self.right)}{distance}"
 
@@ -63,6 +68,7 @@ class Verdict:
     causes: tuple[Cause, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    divergence: Divergence | None = None
 
     @property
     def exit_code(self) -> int:
@@ -78,6 +84,7 @@ class Verdict:
             "causes": [asdict(cause) for cause in self.causes],
             "reasons": list(self.reasons),
             "notes": list(self.notes),
+            **(self.divergence.as_json() if self.divergence else {"quantities": {}, "around": []}),
         }
 
     def text(self) -> str:
@@ -94,6 +101,10 @@ class Verdict:
         lines += [f"  reason: {reason}" for reason in self.reasons[1:]]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def lines(self) -> tuple[str, ...]:
+        """The same, and how the runs part."""
+        return (self.text(), *(self.divergence.lines() if self.divergence else ()))
 
 
 def shown(value: str) -> str:

@@ -11,28 +11,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kitbuild.compare.causes import ranked
+from kitbuild.compare.divergence import STEP_FIELDS, divergence
 from kitbuild.compare.kernels import departures
 from kitbuild.compare.models import FirstDifference, Verdict
-from kitbuild.compare.values import FLOAT_FIELDS, OUTCOMES, relative_difference, ulps
+from kitbuild.compare.values import FLOAT_FIELDS, OUTCOMES, ulps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kitbuild.archive.models import Metrics
     from kitbuild.archive.read import Archive
-    from kitbuild.compare.values import Tolerance
-
-# In the order in which a step makes them: data in, loss, gradients, update.
-STEP_FIELDS = ("batch_sha256", "loss", "grad_norm", "learning_rate")
+    from kitbuild.compare.tolerance import Allowance
 
 
-def compare(left: Archive, right: Archive, tolerance: Tolerance | None = None) -> Verdict:
+def compare(left: Archive, right: Archive, tolerance: Allowance | None = None) -> Verdict:
     """Compare two archives. Read them with `weights=True` where `model/` must be checked too."""
     reasons = tuple(_reasons(left, right))
     notes = tuple(_notes(left, right))
     if reasons:
         causes = ranked(left, right, None) if left.finished and right.finished else ()
-        return Verdict(verdict="NOT_COMPARABLE", detail=reasons[0], reasons=reasons, causes=causes, notes=notes)
+        parted = divergence(left, right, None) if left.finished and right.finished else None
+        return Verdict(
+            verdict="NOT_COMPARABLE", detail=reasons[0], reasons=reasons, causes=causes, notes=notes, divergence=parted
+        )
     first = first_difference(left, right)
     causes = ranked(left, right, first)
     if first is None:
@@ -43,12 +44,16 @@ def compare(left: Archive, right: Archive, tolerance: Tolerance | None = None) -
         if beyond is None:
             detail = f"{_size(left)}; {_held(left, right, tolerance)}"
             return Verdict(
-                verdict="WITHIN_TOLERANCE", detail=detail, first_difference=first, causes=causes, notes=notes
-            )
+                verdict="WITHIN_TOLERANCE", detail=detail, first_difference=first, causes=causes, notes=notes,
+                divergence=divergence(left, right, first.step),
+            )  # fmt: skip
         first = beyond
         causes = ranked(left, right, first)
         notes = (*notes, f"beyond the tolerance ({tolerance})")
-    return Verdict(verdict="DIFFERENT", detail=f"first {first}", first_difference=first, causes=causes, notes=notes)
+    return Verdict(
+        verdict="DIFFERENT", detail=f"first {first}", first_difference=first, causes=causes, notes=notes,
+        divergence=divergence(left, right, first.step),
+    )  # fmt: skip
 
 
 def first_difference(left: Archive, right: Archive) -> FirstDifference | None:
@@ -165,29 +170,25 @@ def _size(archive: Archive) -> str:
     return f"{steps} step{'' if steps == 1 else 's'}, {tensors} weight tensor{'' if tensors == 1 else 's'}"
 
 
-def _first_beyond(left: Archive, right: Archive, tolerance: Tolerance) -> FirstDifference | None:
+def _first_beyond(left: Archive, right: Archive, tolerance: Allowance) -> FirstDifference | None:
     """The first value outside the tolerance: inputs must be equal unless stated, outcomes are held where stated."""
     for one, two in zip(left.metrics, right.metrics, strict=True):
         for field in STEP_FIELDS:
             a, b = getattr(one, field), getattr(two, field)
-            bound = tolerance.of(field)
-            if a == b or (bound is None and field in OUTCOMES):
+            held = tolerance.holds(field)
+            if a == b or (not held and field in OUTCOMES):
                 continue
-            if bound is None or relative_difference(a, b) > bound:
+            if not held or not tolerance.allows(field, one.step, a, b):
                 return _at_step(left, right, one, two, field)
     return _kernel_difference(left, right)
 
 
-def _held(left: Archive, right: Archive, tolerance: Tolerance) -> str:
+def _held(left: Archive, right: Archive, tolerance: Allowance) -> str:
     """What was held to what, how near it came, and what was not held."""
     pairs = list(zip(left.metrics, right.metrics, strict=True))
-    held = [
-        f"{field} within {bound:g} (at most {max(relative_difference(getattr(a, field), getattr(b, field)) for a, b in pairs):.2g})"
-        for field, bound in tolerance.relative
-    ]
     free = [
         field for field in OUTCOMES
-        if tolerance.of(field) is None and any(getattr(a, field) != getattr(b, field) for a, b in pairs)
+        if not tolerance.holds(field) and any(getattr(a, field) != getattr(b, field) for a, b in pairs)
     ]  # fmt: skip
     free += ["weights"] if _weights_difference(left, right) else []
-    return ", ".join(held) + (f"; not held: {', '.join(free)}" if free else "")
+    return tolerance.told(pairs) + (f"; not held: {', '.join(free)}" if free else "")

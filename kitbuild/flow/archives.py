@@ -27,7 +27,7 @@ def compare(context: Context, left: Path, right: Path, *, report: Path | None, t
     if report is not None:
         comparing.write_report(first, second, verdict, report)
     wrote = () if report is None else (f"wrote {report}",)
-    return Result(fields=verdict.as_json(), lines=(verdict.text(), *wrote), exit_code=verdict.exit_code)
+    return Result(fields=verdict.as_json(), lines=(*verdict.lines(), *wrote), exit_code=verdict.exit_code)
 
 
 def archive_verify(path: Path, *, expected: str | None = None) -> Result:

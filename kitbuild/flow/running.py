@@ -228,7 +228,7 @@ def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: s
         verdict = comparing.compare(original, archives.read(Path(str(again.fields["run_dir"])), weights=True), allowed)
     return Result(
         fields={**again.fields, **verdict.as_json()},
-        lines=(*again.lines, verdict.text()),
+        lines=(*again.lines, *verdict.lines()),
         exit_code=verdict.exit_code,
     )
 

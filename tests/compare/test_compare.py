@@ -49,6 +49,8 @@ def test_two_equal_runs_are_identical(judge: Judge) -> None:
         "causes": [],
         "reasons": [],
         "notes": [],
+        "quantities": {},
+        "around": [],
     }
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitbuild.compare import Tolerance, ulps
+from kitbuild.compare.tolerance import HINT
 from kitbuild.compare.values import relative_difference
 from kitbuild.errors import UsageError
 
@@ -82,12 +83,31 @@ def test_what_is_not_finite_is_never_near() -> None:
 
 
 def test_a_tolerance_is_stated_by_field() -> None:
-    """Several in one text or in several; a bare number is for all three."""
-    assert Tolerance.parse("loss=1e-3").relative == (("loss", 1e-3),)
-    assert Tolerance.parse("loss=1e-3, grad_norm=1e-2").relative == (("grad_norm", 1e-2), ("loss", 1e-3))
-    assert Tolerance.parse(["loss=1e-3", "grad_norm=1e-2"]) == Tolerance.parse("loss=1e-3,grad_norm=1e-2")
-    assert Tolerance.parse("1e-3").relative == (("grad_norm", 1e-3), ("learning_rate", 1e-3), ("loss", 1e-3))
+    """Several in one text or in several; a bare number is for all three; relative unless it says absolute."""
     assert str(Tolerance.parse("loss=1e-3")) == "loss within 0.001"
+    assert str(Tolerance.parse("loss=1e-3, grad_norm=1e-2")) == "grad_norm within 0.01, loss within 0.001"
+    assert Tolerance.parse(["loss=1e-3", "grad_norm=1e-2"]) == Tolerance.parse("loss=1e-3,grad_norm=1e-2")
+    assert str(Tolerance.parse("1e-3")) == "grad_norm within 0.001, learning_rate within 0.001, loss within 0.001"
+    assert Tolerance.parse("loss=rel:1e-3") == Tolerance.parse("loss=1e-3")
+    assert str(Tolerance.parse("loss=abs:5")) == "loss within 5 absolute"
+
+
+@pytest.mark.parametrize(
+    ("text", "left", "right", "allowed"),
+    [
+        ("loss=abs:0.5", 1000.0, 1000.5, True),
+        ("loss=abs:0.5", 1000.0, 1000.6, False),
+        ("loss=abs:0.5", 0.0, -0.5, True),
+        ("loss=abs:0.5", 1.0, math.nan, False),
+        ("loss=abs:0.5", math.nan, math.nan, True),
+        ("loss=0.5", 1000.0, 1000.6, True),
+        ("loss=0.5", 0.0, -0.5, False),
+    ],
+)
+def test_a_bound_is_relative_or_absolute(text: str, left: float, right: float, *, allowed: bool) -> None:
+    """Relative to the larger magnitude, or as it stands."""
+    assert Tolerance.parse(text).allows("loss", 1, left.hex(), right.hex()) == allowed
+    assert not Tolerance.parse(text).allows("grad_norm", 1, left.hex(), left.hex())
 
 
 @pytest.mark.parametrize(
@@ -103,6 +123,10 @@ def test_a_tolerance_is_stated_by_field() -> None:
         ("loss=nan", "--tolerance loss=nan: nan is not between 0 and 1"),
         ("los=1e-3", "--tolerance los=1e-3: 'los' is not one of loss, grad_norm, learning_rate"),
         ("loss=1e-3,loss=1e-2", "--tolerance loss=1e-2: loss is given twice"),
+        ("loss=abs:0", "--tolerance loss=abs:0: 0 is not above 0"),
+        ("loss=abs:inf", "--tolerance loss=abs:inf: inf is not above 0"),
+        ("loss=abs:x", "--tolerance loss=abs:x: 'x' is not a number"),
+        ("loss=about:1e-3", "--tolerance loss=about:1e-3: 'about' is not rel or abs"),
         ("learning_rate=1e-3", "--tolerance learning_rate=1e-3: it states neither loss nor grad_norm"),
     ],
 )
@@ -111,4 +135,4 @@ def test_a_wrong_tolerance_says_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         Tolerance.parse(text)
     assert caught.value.message == message
-    assert caught.value.hint == "write --tolerance loss=1e-3, or loss=1e-3,grad_norm=1e-2, or 1e-3"
+    assert caught.value.hint == HINT
