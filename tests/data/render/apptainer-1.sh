@@ -13,8 +13,9 @@
 ##SBATCH --time=1-00:00:00
 # SIGTERM 600 s before the time limit: a checkpoint is saved, and the exit code is 10.
 #SBATCH --signal=TERM@600
-# A preempted job, or one whose node failed, is queued again, and goes on where its last checkpoint is.
-# The partition's GraceTime (for scancel: KillWait) must leave time for a step and a checkpoint.
+# A limit must be longer than that. Preemption and scancel send SIGTERM too: the partition's GraceTime, and
+# KillWait, must leave time for a step and a checkpoint.
+# A job that was preempted, or whose node failed, goes on where its last checkpoint is.
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
@@ -55,8 +56,12 @@ srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PE
 srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 rm -rf -- "$scratch"
 
 # 0: trained. 10: stopped, a checkpoint is saved. Anything else is an error, which kit has said above.
-# KIT_REQUEUE=yes sbatch …: a job that was stopped, by its time limit say, goes back to the queue and goes on.
-if [ "$code" -eq 10 ] && [ "${KIT_REQUEUE:-no}" = yes ]; then
-    scontrol requeue "$SLURM_JOB_ID"
+# Slurm queues a preempted job again only if it had to kill it; one that has saved its checkpoint asks for it here.
+# KIT_REQUEUE=yes sbatch …: so does a job that its time limit has stopped. scancel is for good, KIT_REQUEUE or not.
+if [ "$code" -eq 10 ]; then
+    preempted=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -c ' PreemptTime=[0-9]' || true)
+    if [ "$preempted" -gt 0 ] || [ "${KIT_REQUEUE:-no}" = yes ]; then
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
 fi
 exit "$code"
