@@ -17,6 +17,7 @@ NEEDED = {
     "kitbuild/_data/images/cpu/bootstrap.toml",
     "kitbuild/_data/images/cuda128/packages.toml",
     "kitbuild/_data/images/cuda129/packages.toml",
+    "kitbuild/_data/images/known.toml",
     "kitbuild/_data/Dockerfile.cuda128",
     "kitbuild/_data/Dockerfile.cuda129",
     "kitbuild/lock/advisories.yaml",

@@ -43,6 +43,13 @@ class Target(Closed):
     sha256: Sha256
 
 
+class Known(Closed):
+    """What is known of one version of a package: what it works `with` (a specifier by name), and why it was taken."""
+
+    with_: dict[str, str] = Field(alias="with")
+    why: str
+
+
 def data_path(relative: str) -> Path:
     """A data file: inside the installed wheel, else in the checkout that this module is in."""
     installed = _PACKAGE / "_data" / relative
@@ -59,6 +66,12 @@ def load_target(name: str) -> Target:
     if name not in target_names():
         raise UsageError(f"{name!r} is not a target", hint=f"one of {', '.join(target_names())}")
     return Target(**_read(f"images/{name}/packages.toml"))
+
+
+def load_known() -> dict[str, dict[str, Known]]:
+    """`images/known.toml`: by package and version."""
+    data = tomllib.loads(data_path("images/known.toml").read_text(encoding="utf-8"))
+    return {name: {version: Known(**fields) for version, fields in held.items()} for name, held in data.items()}
 
 
 def load_bootstrap(name: str) -> Bootstrap:

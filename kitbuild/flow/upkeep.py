@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kitbuild import __version__
-from kitbuild.base.targets import load_target, target_names
+from kitbuild.base.targets import load_known, load_target, target_names
 from kitbuild.errors import KitbuildError, UsageError, VerificationError
 from kitbuild.flow.context import Context, Result
 from kitbuild.store.gc import gc, verify
@@ -55,15 +55,35 @@ def _room(root: Path) -> dict[str, Any]:
 
 
 def stack() -> Result:
-    """The tested package sets."""
+    """The tested package set of each target, what each version is known to work with, and why it was taken."""
     sets = [load_target(name) for name in target_names()]
-    lines: list[str] = []
+    known = load_known()
+    lines = [f"{target.target:<9}Python {target.python}, base {target.base}" for target in sets]
+    users: dict[tuple[str, str], list[str]] = {(name, version): [] for name, held in known.items() for version in held}
     for target in sets:
-        lines += [f"{target.target}  (Python {target.python}, base {target.base})"]
-        lines += [f"  {name:<18} {version}" for name, version in target.packages.items()]
+        for name, version in target.packages.items():
+            users.setdefault((_plain(name), version), []).append(target.target)
         for feature, extra in target.extras.items():
-            lines += [f"  {name:<18} {version}  (for {feature})" for name, version in extra.items()]
-    return Result(fields={"targets": [target.model_dump(mode="json") for target in sets]}, lines=tuple(lines))
+            for name, version in extra.items():
+                users.setdefault((_plain(name), version), []).append(f"{target.target} for {feature}")
+    for (name, version), places in users.items():
+        lines.append(f"{name} {version}  ({', '.join(places) or 'for image.packages: no target installs it'})")
+        about = known[name][version]
+        needs = ", ".join(f"{other} {wanted}" for other, wanted in about.with_.items())
+        lines += [f"  with  {needs}"] if needs else []
+        lines += [f"  why   {about.why}"]
+    fields = {
+        "targets": [target.model_dump(mode="json") for target in sets],
+        "known": {
+            name: {version: item.model_dump(mode="json", by_alias=True) for version, item in held.items()}
+            for name, held in known.items()
+        },
+    }
+    return Result(fields=fields, lines=tuple(lines))
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def store_verify(context: Context, *, repair: bool) -> Result:
