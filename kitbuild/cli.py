@@ -66,6 +66,14 @@ ImageOption = Annotated[
     typer.Option("--image", metavar="REF", help="NAME@sha256:… in a registry, where not the last pushed from here."),
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write to F instead of stdout.")]
+Tolerance = Annotated[
+    str | None,
+    typer.Option(
+        "--tolerance",
+        metavar="T",
+        help="For another device: loss=1e-3, loss=abs:0.01, repeats (those that the archive keeps), repeats:RUN,RUN.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each decision and where it came from.")]
 
@@ -321,9 +329,7 @@ def reproduce(
         Path | None,
         typer.Option("--python", metavar="PATH", help="With --engine local: this Python, recorded but not locked."),
     ] = None,
-    tolerance: Annotated[
-        str | None, typer.Option("--tolerance", help="For another device model, for example loss=1e-3.")
-    ] = None,
+    tolerance: Tolerance = None,
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -345,9 +351,7 @@ def compare(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="F", help="Write a page with curves and both manifests.")
     ] = None,
-    tolerance: Annotated[
-        str | None, typer.Option("--tolerance", help="Accept differences up to this, for example loss=1e-3.")
-    ] = None,
+    tolerance: Tolerance = None,
     json_output: Json = False,
 ) -> None:
     """IDENTICAL, or the first step that differs and why."""
@@ -393,6 +397,20 @@ def archive_show(path: ArchivePath, *, json_output: Json = False) -> None:
 
     _, terminal = _context(json_output=json_output, verbose=False)
     _print(terminal, "archive-show", archives.archive_show(path))
+
+
+@archive_app.command("repeats")
+def archive_repeats(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory that keeps them.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="REPEAT...", help="Further runs of the same recipe.")],
+    *,
+    json_output: Json = False,
+) -> None:
+    """Keep repeats of a run in it, for `--tolerance repeats`: they show how far equal runs stray."""
+    from kitbuild.flow import archives  # noqa: PLC0415
+
+    _, terminal = _context(json_output=json_output, verbose=False)
+    _print(terminal, "archive-repeats", archives.archive_repeats(path, runs))
 
 
 @archive_app.command("pack")

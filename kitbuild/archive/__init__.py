@@ -7,6 +7,7 @@ from kitbuild.archive.kit import Kit, read_kit
 from kitbuild.archive.models import Exit, Manifest, Metrics, exact_float
 from kitbuild.archive.pack import pack, unpack
 from kitbuild.archive.read import Archive, check, read, verify
+from kitbuild.archive.repeats import keep_repeats, kept_repeats
 from kitbuild.archive.runs import Summary, claim_run_dir, list_runs, new_run_dir, run_name, show
 from kitbuild.archive.source import KitTar
 
@@ -21,6 +22,8 @@ __all__ = [
     "check",
     "claim_run_dir",
     "exact_float",
+    "keep_repeats",
+    "kept_repeats",
     "list_runs",
     "new_run_dir",
     "pack",

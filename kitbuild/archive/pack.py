@@ -20,7 +20,7 @@ from kitbuild.archive.carried import Include, carried
 from kitbuild.archive.kit import Kit, read_kit
 from kitbuild.archive.read import check, read
 from kitbuild.archive.seal import SEAL_FILE, WEIGHT_FOLDERS
-from kitbuild.archive.source import BLOB_PREFIX, KIT_FILE, RUN_PREFIX, KitTar, RunDirectory
+from kitbuild.archive.source import BLOB_PREFIX, KIT_FILE, REPEATS_PREFIX, RUN_PREFIX, KitTar, RunDirectory
 from kitbuild.archive.tar_bytes import plain_member
 from kitbuild.base import bases
 from kitbuild.base.facts import read_facts
@@ -123,6 +123,7 @@ def _run_files(archive: Archive, *, weights: bool) -> Iterator[str]:
     listed = {SEAL_FILE, *archive.seal.files} if archive.seal else None
     for name in archive.source.names():
         kept = name in listed if listed is not None else name in DOCUMENTS or name.startswith(("logs/", "model/"))
+        kept = kept or name.startswith(REPEATS_PREFIX)
         if kept and (weights or not name.startswith(WEIGHT_FOLDERS)):
             yield name
 

@@ -17,7 +17,7 @@ from kitbuild.archive.documents import parse_exit, parse_lock, parse_manifest, p
 from kitbuild.archive.kit import read_kit
 from kitbuild.archive.models import MANIFEST_FORMAT, Exit, Manifest, Metrics
 from kitbuild.archive.seal import SEAL_FILE, Seal, document_digests, file_problems, parse_seal
-from kitbuild.archive.source import KIT_FILE, KitTar, Source, open_source, read_document
+from kitbuild.archive.source import KIT_FILE, REPEATS_PREFIX, KitTar, Source, open_source, read_document
 from kitbuild.archive.tar_bytes import byte_problems
 from kitbuild.errors import LockError, Problem, UsageError, VerificationError
 
@@ -53,6 +53,11 @@ class Archive:
         """Whether the run did all that it set out to do."""
         return self.manifest.complete and self.exit is not None and self.exit.exit_code == 0
 
+    def repeat(self, name: str) -> Archive:
+        """One of the repeats that it keeps."""
+        place = self.source.below(f"{REPEATS_PREFIX}{name}")
+        return _from_source(place, self.path / REPEATS_PREFIX / name, weights=True)
+
     @classmethod
     def read(cls, path: Path, *, weights: bool = False) -> Archive:
         """The archive at `path`, a run directory or a `.kit.tar`."""
@@ -62,15 +67,14 @@ class Archive:
 def read(path: Path, *, weights: bool = False) -> Archive:
     """Read a run directory or a `.kit.tar`; `weights` also checks the bytes of `model/`."""
     try:
-        return _read(path, weights=weights)
+        return _from_source(open_source(path), path, weights=weights)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}", hint="check the path and who may read it"
         ) from error
 
 
-def _read(path: Path, *, weights: bool) -> Archive:
-    source = open_source(path)
+def _from_source(source: Source, path: Path, *, weights: bool) -> Archive:
     documents = {name: read_document(source, name) for name in DOCUMENTS}
     seal_bytes = read_document(source, SEAL_FILE)
     seal, seal_wrong = parse_seal(seal_bytes, file=f"{path}/{SEAL_FILE}")
@@ -123,7 +127,9 @@ def verify(archive: Archive) -> tuple[Problem, ...]:
     """Everything wrong with it: weights and carried files too."""
     again = read(archive.path, weights=True)
     packed = _packed_problems(again, again.source) if isinstance(again.source, KitTar) else ()
-    return (*again.problems, *packed)
+    names = sorted({name.split("/")[1] for name in again.source.names() if name.startswith(REPEATS_PREFIX)})
+    repeats = [problem for name in names for problem in again.repeat(name).problems]
+    return (*again.problems, *repeats, *packed)
 
 
 def _packed_problems(archive: Archive, tar: KitTar) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ KIT_FORMAT = 2
 KIT_FILE = "kit.json"
 RUN_PREFIX = "run/"
 BLOB_PREFIX = "blobs/sha256/"
+REPEATS_PREFIX = "repeats/"
 MEMBER_LIMIT = 200_000
 DOCUMENT_LIMIT_BYTES = 1 << 28
 _MAGIC_AT, _MAGIC = 257, b"ustar"  # https://www.gnu.org/software/tar/manual/html_node/Standard.html
@@ -69,6 +70,10 @@ class Source(Protocol):
         """A seekable stream; `FileNotFoundError` where there is none."""
         ...
 
+    def below(self, folder: str) -> Source:
+        """The files of a folder, as a source of their own."""
+        ...
+
 
 def read_document(source: Source, name: str) -> bytes | None:
     """A whole small file, or None where there is none."""
@@ -92,6 +97,10 @@ class RunDirectory:
         """Every regular file below."""
         found = (item for item in self.path.rglob("*") if stat.S_ISREG(item.lstat().st_mode))
         return tuple(sorted(item.relative_to(self.path).as_posix() for item in found))
+
+    def below(self, folder: str) -> RunDirectory:
+        """A folder of it."""
+        return RunDirectory(path=self.path / folder)
 
     def links(self) -> tuple[str, ...]:
         """Symbolic links below, less those in checkpoints; `pack` refuses them."""
@@ -158,6 +167,10 @@ class KitTar:
         """Files below the prefix, without it."""
         length = len(self.prefix)
         return tuple(sorted(name[length:] for name in self.members if name.startswith(self.prefix)))
+
+    def below(self, folder: str) -> KitTar:
+        """Members of a folder of it; problems name it by the path that it would have."""
+        return KitTar(path=self.path, members=self.members, prefix=f"{self.prefix}{folder}/")
 
     def open(self, name: str) -> Stream:
         """A stream over the member's bytes, in place."""

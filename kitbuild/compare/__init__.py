@@ -1,5 +1,6 @@
 """Step 6: what two archives say about each other: verdict, first difference, causes, report."""
 
+from kitbuild.compare.bands import Bands
 from kitbuild.compare.models import Cause, FirstDifference, Verdict
 from kitbuild.compare.report import write_report
 from kitbuild.compare.tolerance import Allowance, Tolerance
@@ -8,6 +9,7 @@ from kitbuild.compare.verdict import compare, first_difference
 
 __all__ = [
     "Allowance",
+    "Bands",
     "Cause",
     "FirstDifference",
     "Tolerance",

@@ -9,8 +9,10 @@ from kitbuild import compare as comparing
 from kitbuild.errors import UsageError, VerificationError
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.running import summary_lines
+from kitbuild.flow.tolerances import allowance, read_repeats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 INCLUDES = ("local", "all")
@@ -21,8 +23,8 @@ SHOWN_ABOVE = frozenset({"name", "error", "hint"})
 
 def compare(context: Context, left: Path, right: Path, *, report: Path | None, tolerance: str | None) -> Result:  # noqa: ARG001 - every verb takes the context
     """`kitbuild compare`: the verdict over two archives."""
-    allowed = comparing.Tolerance.parse(tolerance) if tolerance else None
     first, second = archives.read(left, weights=True), archives.read(right, weights=True)
+    allowed = allowance(tolerance, first, other=second)
     verdict = comparing.compare(first, second, allowed)
     if report is not None:
         comparing.write_report(first, second, verdict, report)
@@ -101,6 +103,18 @@ def archive_show(path: Path) -> Result:
         first = f"{summary.steps} steps, {summary.state}"
     why = [f"{key}: {text}" for key, text in (("error", summary.error), ("hint", summary.hint)) if text]
     return Result(fields=fields, lines=(summary.name, first, *why, *learned, *facts))
+
+
+def archive_repeats(path: Path, runs: Sequence[Path]) -> Result:
+    """Keep further runs of the same recipe in an archive, for `--tolerance repeats`; what it keeps already counts."""
+    original = archives.read(path, weights=True)
+    held = archives.kept_repeats(original)
+    new = [*read_repeats(map(str, runs), original)]
+    comparing.Bands.of(original, [*held, *(run for run in new if run.sha256 not in {item.sha256 for item in held})])
+    made = archives.keep_repeats(original, new)
+    return Result(
+        fields={"path": str(path), "repeats": [str(place) for place in made]}, lines=tuple(str(place) for place in made)
+    )
 
 
 def archive_pack(context: Context, path: Path, *, output: Path | None, include: str, weights: bool) -> Result:

@@ -215,12 +215,13 @@ def _drop_if_empty(run_dir: Path) -> None:
 def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: str | None, stop: Stop) -> Result:
     """`kitbuild reproduce`: the archive's own lock and recipe, run again, compared."""
     from kitbuild import compare as comparing  # noqa: PLC0415 - the last step
+    from kitbuild.flow.tolerances import allowance  # noqa: PLC0415
 
-    allowed = comparing.Tolerance.parse(tolerance) if tolerance else None
     with context.store.scratch() as scratch:
         place = path if path.is_dir() else archives.unpack(path, context.store, scratch / "original")
         original = archives.read(place)
         archives.check(original)
+        allowed = allowance(tolerance, original)
         check_maker(original.manifest.lock)
         loaded = recipes.read(place / "recipe.yaml")
         fetch_for(context, original.manifest.lock, loaded, options)
