@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker
@@ -13,13 +12,13 @@ import pytest
 from kitbuild.base.bootstrap import bootstrap
 from kitbuild.progress import Silent
 from kitbuild.store import Store
+from tests.registry import ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from kitbuild.base.models import LockedBase
-
-ENGINE = Path(__file__).parents[2] / "scripts" / "engine"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.base.conftest import ENGINE
+from tests.registry import ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,6 +23,7 @@ from kitbuild.store import Store
 from tests.headline.stand_ins import publish_packages
 from tests.hub.fixtures import standard_hub
 from tests.lock.package_index import PackageIndex, serving
+from tests.registry import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from tests.hub.server import HubServer
 
 ROOT = Path(__file__).parents[2]
-ENGINE = ROOT / "scripts" / "engine"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: what asks the outside by this proxy fails at once
 
 
@@ -116,16 +116,8 @@ class Machine:
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`localhost:PORT` of a real registry: the one that the test command has started, else one of our own."""
-    if os.environ.get("KITBUILD_TEST_REGISTRY"):
-        yield os.environ["KITBUILD_TEST_REGISTRY"]
-        return
-    state = tmp_path_factory.mktemp("engine")
-    started = subprocess.run(
-        [ENGINE, "registry", "start", "--state", state], check=True, stdout=subprocess.PIPE, text=True
-    )
-    yield started.stdout.strip()
-    subprocess.run([ENGINE, "registry", "stop", "--state", state], check=True, capture_output=True)
+    """`localhost:PORT` of a real registry."""
+    yield from running(tmp_path_factory.mktemp("engine"))
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -126,40 +124,6 @@ def test_modules_are_compiled_once_and_checked_never(store: Store) -> None:
         stream = archive.extractfile(f"{SITE[1:]}/tool/__pycache__/__init__.{tag}.pyc")
         assert stream is not None
         assert (1).to_bytes(4, "little") == stream.read()[4:8]
-
-
-BUILD = """
-import sys
-from pathlib import Path
-from kitbuild.image import HostCompiler, assemble
-from kitbuild.progress import Silent
-from tests.image.kit import RECIPE, make_lock, new_store
-store = new_store(Path(sys.argv[1]))
-image = assemble(make_lock(store, bake=("model",)), recipe=RECIPE, store=store,
-                 compiler=HostCompiler(Path(sys.executable)), progress=Silent())
-print(image.config_digest, image.manifest_digest)
-"""
-
-
-def test_same_digests_everywhere(tmp_path: Path) -> None:
-    """Another store, umask, time zone, locale and hash seed give the same config and manifest."""
-    settings: list[tuple[int, dict[str, str]]] = [
-        (0o022, {"TZ": "UTC", "LANG": "C", "PYTHONHASHSEED": "1"}),
-        (0o077, {"TZ": "Asia/Kathmandu", "LANG": "de_DE.UTF-8", "PYTHONHASHSEED": "2"}),
-        (0o002, {"TZ": "America/St_Johns", "LC_ALL": "POSIX", "PYTHONHASHSEED": "random"}),
-    ]
-    found = set()
-    for number, (umask, changes) in enumerate(settings):
-        done = subprocess.run(
-            [sys.executable, "-c", BUILD, tmp_path / str(number)],
-            env={**os.environ, **changes},
-            umask=umask,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        found.add(done.stdout)
-    assert len(found) == 1
 
 
 def test_unchanged_lock_writes_nothing(store: Store) -> None:

@@ -10,23 +10,16 @@ import pytest
 
 from kitbuild.base.bootstrap import bootstrap
 from kitbuild.errors import ImageError
-from kitbuild.image import assemble, base_compiler, connect, load
+from kitbuild.image import assemble, base_compiler, load
 from kitbuild.image.compilers import ContainerCompiler
 from kitbuild.progress import Silent
 from tests.image.kit import RECIPE, make_lock, new_store, remove_images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from docker import DockerClient
-
-
-@pytest.fixture
-def client() -> Iterator[DockerClient]:
-    client = connect(os.environ)
-    yield client
-    client.close()
 
 
 def missing() -> DockerClient:

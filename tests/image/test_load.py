@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import json
-import os
 import sys
 import tarfile
 import uuid
@@ -173,6 +172,24 @@ def test_changed_kernel_sends_its_layer(store: Store, *, containerd: bool) -> No
     assert loaded.reused == own_digests(image)[:-2]
 
 
+@pytest.mark.parametrize("containerd", [False, True])
+def test_unchanged_layers_are_not_even_read(store: Store, *, containerd: bool) -> None:
+    """After a change of one kernel no byte of the other layers, or of what they are made of, is looked at."""
+    engine = FakeEngine(containerd=containerd)
+    first = build(store)
+    give(first, engine, store)
+    kept = [layer for layer in first.layers if layer.name not in {"kernels", "lock"}]
+    wheels = {wheel.sha256 for wheel in make_lock(store).wheels}
+    for path in [*(layer.path for layer in kept), *(store.path(sha256) for sha256 in wheels)]:
+        path.chmod(0o644)
+        path.write_bytes(b"")
+        path.chmod(0)
+    image = build(store, source=b"x = 2\n")
+    loaded = give(image, engine, store)
+    assert sent(engine, image) == ["kernels", "lock"]
+    assert loaded.reused == tuple(layer.digest for layer in kept)
+
+
 def test_containerd_gets_all_that_we_did_not_send(store: Store) -> None:
     """In containerd's store a layer is left out only on our own word: an equal layer of another's image is sent."""
     engine = FakeEngine(containerd=True)
@@ -248,13 +265,6 @@ def test_no_engine(tmp_path: Path) -> None:
     assert "--engine local" in str(caught.value.hint)
     del caught
     gc.collect()
-
-
-@pytest.fixture
-def client() -> Iterator[DockerClient]:
-    client = connect(os.environ)
-    yield client
-    client.close()
 
 
 @pytest.fixture

@@ -6,16 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.docker.loop.command import CHECKOUT
 from tests.docker.loop.stores import new_machine
+from tests.image import scan
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kitbuild.store import Store
     from tests.docker.loop.command import Kitbuild
     from tests.docker.loop.conftest import Baseline
@@ -24,10 +24,14 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
 def test_same_image_from_an_empty_store(kit: Kitbuild, baseline: Baseline, store: Store, tmp_path: Path) -> None:
-    """Another umask, time zone, locale and hash seed, and a store with downloads only: the same two digests."""
-    home = new_machine(store, tmp_path / "home", baseline.lock, modules=False)
+    """Another user, umask, time zone, locale, hash seed, temporary directory and one processor, and a store with
+    downloads only: the same digests, and no trace of the machine and its secrets in any layer."""
+    home = new_machine(store, tmp_path / "home-of-the-store", baseline.lock, modules=False)
+    (tmp_path / "scratch").mkdir()
     other = {
+        **scan.SECRETS,
         "KITBUILD_HOME": str(home),
+        "TMPDIR": str(tmp_path / "scratch"),
         "TZ": "Asia/Kathmandu",
         "LANG": "tr_TR.UTF-8",
         "LC_ALL": "C",
@@ -35,8 +39,10 @@ def test_same_image_from_an_empty_store(kit: Kitbuild, baseline: Baseline, store
         "PYTHONPATH": str(CHECKOUT),
         "SOURCE_DATE_EPOCH": "86400",
     }
+    within = ["unshare", "--user", "--map-user=12345", "--map-group=12345"]
+    within += ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
     done = subprocess.run(
-        [sys.executable, "-m", "kitbuild", "image", baseline.recipe, "--json"],
+        [*within, sys.executable, "-m", "kitbuild", "image", baseline.recipe, "--json"],
         env={**kit.environ, **other},
         umask=0o077,
         cwd=os.sep,
@@ -50,3 +56,10 @@ def test_same_image_from_an_empty_store(kit: Kitbuild, baseline: Baseline, store
     assert [layer["digest"] for layer in baseline.image["layers"]] == [layer["digest"] for layer in image["layers"]]
     for key in ("image_id", "manifest_digest", "content_sha256"):
         assert baseline.image[key] == image[key]
+    assert list((tmp_path / "scratch").iterdir()) == []
+    locked = {wheel.name for wheel in baseline.lock.wheels}
+    words = (*scan.WORDS, *scan.words_of_this_machine(tmp_path, CHECKOUT, store.root, Path(sys.prefix)))
+    for layer in image["layers"]:
+        path = home / "blobs/sha256" / layer["digest"][7:9] / layer["digest"][7:]
+        assert scan.found_words(path, words) == set(), layer["name"]
+        assert list(scan.unwanted(path, locked=locked)) == [], layer["name"]
