@@ -36,9 +36,9 @@ WORDS = tuple(sorted({word.encode() for value in SECRETS.values() for word in re
 # Left by build tools and package managers. Licence texts that wheels bring may be called anything.
 UNWANTED = (
     *("*/.git/*", "*/.cache/*", "*/.netrc", "*/.pypirc", "*/.ssh/*", "*/.docker/*", "*/pip.conf", "*/uv_cache.json"),
-    *("*/direct_url.json", "*.dist-info/REQUESTED", "*/.lock", "*.pyc.[0-9]*", "home/?*", "root/?*", "tmp/?*"),
+    *("*/direct_url.json", "*.dist-info/REQUESTED", "*/.lock", "*.pyc.[0-9]*", "home/?*", "root/[!.]*", "tmp/?*"),
     *("var/tmp/?*", "var/lib/apt/lists/?*", "var/cache/apt/?*", "var/log/?*", "etc/resolv.conf", "etc/hostname"),
-    *("etc/machine-id", "etc/apt/sources.list*", "etc/apt/apt.conf.d/*proxy*", "run/?*"),
+    *("etc/machine-id", "etc/apt/sources.list", "etc/apt/sources.list.d/?*", "etc/apt/apt.conf.d/*proxy*", "run/?*"),
 )
 TOOLS = ("pip", "uv", "setuptools", "wheel", "build", "hatchling", "installer")
 """Of the host: in the image only where they are locked."""
