@@ -320,6 +320,59 @@ def run(
 
 
 @app.command()
+def bench(
+    recipe: RecipePath,
+    *,
+    attention: Annotated[
+        list[str] | None, typer.Option("--attention", help="eager, sdpa, flex_attention, …; repeat for more.")
+    ] = None,
+    liger: Annotated[list[str] | None, typer.Option("--liger", help="off, all, recipe, or one option's name.")] = None,
+    length: Annotated[list[int] | None, typer.Option("--length", help="train.max_length; repeat for more.")] = None,
+    micro: Annotated[list[int] | None, typer.Option("--micro", help="batch.micro; repeat for more.")] = None,
+    checkpointing: Annotated[str | None, typer.Option("--checkpointing", help="on, off or both.")] = None,
+    packing: Annotated[str | None, typer.Option("--packing", help="on, off or both.")] = None,
+    rows: Annotated[str, typer.Option("--rows", help="full, or varied: their median is a quarter.")] = "full",
+    steps: Annotated[int, typer.Option("--steps", help="Optimizer steps a cell; the first three are not timed.")] = 12,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Fresh processes a cell; two show whether bits repeat.")
+    ] = 2,
+    tune: Annotated[bool, typer.Option("--tune", help="Search the fastest for the recipe's global batch.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="With --tune: write it into the recipe.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where rows and figures go.")] = Path("bench"),
+    engine: Annotated[str, typer.Option("--engine", help="docker or local.")] = "docker",
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", metavar="PATH", help="With --engine local: this Python, recorded but not locked."),
+    ] = None,
+    json_output: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Time the recipe in other settings, each cell in fresh processes; with --tune, find the fastest."""
+    from kitbuild.bench import Grid  # noqa: PLC0415
+    from kitbuild.flow import benching, running  # noqa: PLC0415
+    from kitbuild.run.follow import Stop  # noqa: PLC0415
+
+    context, terminal = _context(json_output=json_output, verbose=verbose)
+    where = running.RunOptions(out=out, engine=engine, python=python, resume=None)
+    wanted = Grid(
+        attention=tuple(attention or ()),
+        liger=tuple(liger or ()),
+        lengths=tuple(length or ()),
+        micro=tuple(micro or ()),
+        checkpointing=benching.switch("--checkpointing", checkpointing),
+        packing=benching.switch("--packing", packing),
+    )
+    options = benching.BenchOptions(run=where, steps=steps, repeats=repeats, rows=rows)
+    stop = _stop_on_signal(Stop())
+    found = (
+        benching.tune(context, recipe, wanted, options, apply=apply, stop=stop)
+        if tune
+        else benching.bench(context, recipe, wanted, options, stop=stop)
+    )
+    _print(terminal, "bench", found)
+
+
+@app.command()
 def reproduce(
     archive: ArchivePath,
     *,

@@ -150,6 +150,8 @@ class Results(Open):
     seconds: dict[str, float | str | None] = Field(default_factory=dict)
     tokens: int | None = None
     metrics_sha256: str | None = None
+    measured: dict[str, Any] | None = None
+    """A benchmark's own: peak bytes, rate of matrix products. Such a run saves no weights."""
 
 
 class Tensor(Open):

@@ -86,7 +86,7 @@ def _memory(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str, str])
     """The estimate, and what is said of it."""
     from kitbuild.recipe.memory import estimate  # noqa: PLC0415 - after the recipe is known to be one
 
-    config = _model_config(loaded, lock, environ)
+    config = model_config(loaded, lock, environ)
     if config is None:
         return None, "not known: the model's config.json is not here; it is once the recipe is locked"
     memory = estimate(loaded.recipe, config)
@@ -95,7 +95,7 @@ def _memory(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str, str])
     return memory, memory.text(of="a process" if loaded.recipe.image.target == "cpu" else "a GPU")
 
 
-def _model_config(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
+def model_config(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
     """config.json of the model: in the recipe, in its directory, or in the store as the lock names it."""
     model = loaded.recipe.model
     if model.config is not None:

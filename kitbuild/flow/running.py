@@ -37,6 +37,8 @@ class RunOptions:
     engine: str
     python: Path | None
     resume: Path | None
+    measure: bool = False
+    """For a benchmark: nothing is saved, and the rate of matrix products is measured beside."""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -100,7 +102,7 @@ def train(
     resume = run_dir is not None
     try:
         if options.engine == "docker":
-            _in_container(context, lock, recipe, place, resume=resume, stop=stop)
+            _in_container(context, lock, recipe, place, options, resume=resume, stop=stop)
         else:
             _locally(context, lock, recipe, place, options, resume=resume, stop=stop)
     except BaseException as error:
@@ -141,13 +143,17 @@ def _from_here(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _in_container(context: Context, lock: Lock, recipe: bytes, run_dir: Path, *, resume: bool, stop: Stop) -> None:
+def _in_container(
+    context: Context, lock: Lock, recipe: bytes, run_dir: Path, options: RunOptions, *, resume: bool, stop: Stop
+) -> None:
     from kitbuild.image import verify_image  # noqa: PLC0415 - docker-py is slow to import
     from kitbuild.run.docker_engine import container_spec, run_container  # noqa: PLC0415
 
     built = build(context, lock, recipe=recipe)
     verify_image(context.client(), str(built.engine_id), expected=built.image.content_sha256)
-    spec = container_spec(lock, image=built.identity(), run_dir=run_dir, store=context.store, resume=resume)
+    spec = container_spec(
+        lock, image=built.identity(), run_dir=run_dir, store=context.store, resume=resume, measure=options.measure
+    )
     context.progress.note(f"equal to: {spec.command_line()}")
     run_container(spec, run_dir, client=context.client(), progress=context.progress, stop=stop)
 
@@ -179,6 +185,7 @@ def _locally(
         store=context.store,
         environ=context.environ,
         resume=resume,
+        measure=options.measure,
         progress=context.progress,
         stop=stop,
     )

@@ -126,6 +126,7 @@ class Config:
     engine: str
     resume: bool
     resume_only: bool
+    measure: bool
     image: Mapping[str, Any]
     hardening: Mapping[str, Any]
 
@@ -152,6 +153,7 @@ class Config:
             # `auto` is for schedulers, which start the same job again: from a checkpoint where there is one.
             resume=environ.get("KIT_RESUME") in {"1", "auto"},
             resume_only=environ.get("KIT_RESUME") == "1",
+            measure=environ.get("KIT_MEASURE") == "1",
             image=json.loads(environ.get("KIT_IMAGE") or "{}"),
             hardening=json.loads(environ.get("KIT_HARDENING") or "{}"),
         )

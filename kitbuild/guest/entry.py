@@ -96,6 +96,8 @@ class Session:
             "proven": [results[rank]["proven"] for rank in sorted(results)],
         }
         self.parts["results"] = {"evaluate": first["evaluate"]}
+        if "measured" in first:
+            self.parts["results"]["measured"] = first["measured"]
         if first["stopped"]:
             text = f"stopped on request after step {self.steps_done} of {self.steps}; a checkpoint is saved"
             raise StoppedError(text, hint="resume with kitbuild run --resume RUN")

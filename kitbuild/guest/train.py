@@ -23,6 +23,7 @@ from kitbuild.guest import (
     kernels,
     launch,
     manifest,
+    measure,
     record,
     strategy,
     virtual_ranks,
@@ -167,7 +168,9 @@ class Worker:
         if self.rank == 0:
             result |= self.facts(trainer, replaced)
         kernels.compare(config, used if recorder.step > begun else None)
-        if recorder.stopped:
+        if config.measure and not recorder.stopped:
+            result["measured"] = measure.measured(config, trainer.model)
+        if recorder.stopped or config.measure:
             return result
         if evaluation:
             self.status.write("evaluate", "after training")

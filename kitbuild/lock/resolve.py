@@ -116,7 +116,7 @@ def resolve(
         kernels=kernels,
         defaults=Defaults(declared=declared, arguments=arguments, device_dependent=device_dependent),
         launch=launch(recipe),
-        recipe=_as_locked(recipe),
+        recipe=as_locked(recipe),
         advisories=tuple(MetAdvisory(id=item.id, severity=item.severity) for item in met),
     )
 
@@ -151,7 +151,7 @@ def _model_config(model: LockedModel, store: Store) -> Mapping[str, Any] | None:
     return loaded if isinstance(loaded, dict) else None
 
 
-def _as_locked(recipe: Recipe) -> dict[str, Any]:
+def as_locked(recipe: Recipe) -> dict[str, Any]:
     """The recipe as parsed, less its name and less the addresses of its indexes: a mirror serves as well."""
     fields = recipe.model_dump(mode="json", by_alias=True, exclude={"name"})
     fields["image"]["indexes"] = sorted(recipe.image.indexes)

@@ -120,13 +120,17 @@ def _stored(found: LockedTree | LockedFile, name: str, store: Store) -> Path:
     return store.tree([(file.path, file.sha256) for file in found.files])
 
 
-def guest_environment(*, engine: str, locked: bool, image: Mapping[str, Any] | None, resume: bool) -> dict[str, str]:
+def guest_environment(
+    *, engine: str, locked: bool, image: Mapping[str, Any] | None, resume: bool, measure: bool = False
+) -> dict[str, str]:
     """All that the host tells the guest."""
     told = {"KIT_ENGINE": engine, "KIT_LOCKED": "1" if locked else "0"}
     if image is not None:
         told["KIT_IMAGE"] = json.dumps(dict(image), sort_keys=True)
     if resume:
         told["KIT_RESUME"] = "1"
+    if measure:
+        told["KIT_MEASURE"] = "1"
     if engine == "docker":
         told["KIT_HARDENING"] = json.dumps(
             {"cap_drop": "all", "network": "none", "new_privileges": False, "read_only_root": True}, sort_keys=True

@@ -64,7 +64,9 @@ class ContainerProcess:
         return bool(self._container.attrs["State"].get("OOMKilled"))
 
 
-def container_spec(lock: Lock, *, image: Mapping[str, Any], run_dir: Path, store: Store, resume: bool) -> ContainerSpec:
+def container_spec(
+    lock: Lock, *, image: Mapping[str, Any], run_dir: Path, store: Store, resume: bool, measure: bool = False
+) -> ContainerSpec:
     """The container for a run; gives `run_dir` to the guest's user when we are root."""
     root = os.geteuid() == 0
     if root:
@@ -79,7 +81,7 @@ def container_spec(lock: Lock, *, image: Mapping[str, Any], run_dir: Path, store
         name=run_dir.name,
         user=f"{GUEST_UID}:{GUEST_UID}" if root else f"{os.geteuid()}:{os.getegid()}",
         mounts=(*mounts, Mount(host=run_dir, container=PurePosixPath("/out"), read_only=False)),
-        environment=guest_environment(engine="docker", locked=True, image=image, resume=resume),
+        environment=guest_environment(engine="docker", locked=True, image=image, resume=resume, measure=measure),
         gpus=lock.target != "cpu",
     )
 

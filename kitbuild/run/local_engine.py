@@ -59,6 +59,7 @@ def run_local(
     store: Store,
     environ: Mapping[str, str],
     resume: bool,
+    measure: bool = False,
     progress: Progress,
     stop: Stop,
 ) -> None:
@@ -67,7 +68,9 @@ def run_local(
         joined = scratch / "root"
         _join(joined, root, lock, store)
         (scratch / "cache").mkdir()
-        environment = _environment(joined, scratch / "cache", run_dir, environ, locked=locked, resume=resume)
+        environment = _environment(
+            joined, scratch / "cache", run_dir, environ, locked=locked, resume=resume, measure=measure
+        )
         printed = scratch / "printed"
         process = _start(python, environment=environment, printed=printed, held=held)
         guest = LocalProcess(process)
@@ -92,10 +95,10 @@ def _join(joined: Path, root: Path, lock: Lock, store: Store) -> None:
 
 
 def _environment(
-    joined: Path, cache: Path, run_dir: Path, environ: Mapping[str, str], *, locked: bool, resume: bool
+    joined: Path, cache: Path, run_dir: Path, environ: Mapping[str, str], *, locked: bool, resume: bool, measure: bool
 ) -> dict[str, str]:
     site = next((joined / "opt/kit/lib").glob("python3*/site-packages"), None)
-    told = guest_environment(engine="local", locked=locked, image=None, resume=resume)
+    told = guest_environment(engine="local", locked=locked, image=None, resume=resume, measure=measure)
     return {
         **{key: environ[key] for key in KEPT if key in environ},
         **told,
