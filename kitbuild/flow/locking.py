@@ -35,7 +35,7 @@ def check(path: Path, environ: Mapping[str, str]) -> Result:
     refuse_missing(loaded)
     versions = tested_versions(recipe, load_target(recipe.image.target))
     held, state, detail = _lock_state(loaded)
-    met = refuse_advisories(recipe, versions=versions, model_config=_model_config(loaded, held, environ))
+    met = refuse_advisories(recipe, versions=versions, model_config=model_config(loaded, held, environ))
     memory, needs = _memory(loaded, held, environ)
     notes = tuple(recipes.notes(loaded))
     model = recipe.model.repo or recipe.model.path or f"{(recipe.model.config or {}).get('model_type')} (random init)"
