@@ -40,7 +40,7 @@ TRAINING = frozenset(
 LINES = 300
 LONGER = {
     # Longer than a module should be, and no longer than this.
-    "kitbuild/cli.py": 640,  # one short function a verb
+    "kitbuild/cli.py": 720,  # one short function a verb
     "kitbuild/base/registry.py": 340,
     "kitbuild/guest/determinism.py": 325,  # a table
     "kitbuild/lock/wheels.py": 325,
