@@ -43,7 +43,6 @@ LONGER = {
     "kitbuild/cli.py": 720,  # one short function a verb
     "kitbuild/base/registry.py": 340,
     "kitbuild/guest/determinism.py": 325,  # a table
-    "kitbuild/lock/wheels.py": 325,
     "kitbuild/recipe/rules.py": 310,  # a table of rules
     "kitbuild/store/download.py": 330,
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kitbuild.base.find import ensure
 from kitbuild.errors import ResolveError
 from kitbuild.lock.hub import Hub, HubFile
-from kitbuild.lock.wheels import locate_wheels
+from kitbuild.lock.wheel_places import locate_wheels
 from kitbuild.store.download import Download, fetch
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from kitbuild.lock.pins import pins_of
 from kitbuild.lock.requirements import refuse_advisories, requirements, tested_versions
 from kitbuild.lock.torch_builds import cuda_of_local, cuda_of_runtime
 from kitbuild.lock.trees import Trees
-from kitbuild.lock.wheels import fetch_wheels, resolve_wheels
+from kitbuild.lock.wheel_places import fetch_wheels
+from kitbuild.lock.wheels import resolve_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -50,8 +50,10 @@ class UnreachableError(ResolveError):
 class Sources:
     """Where packages come from: the recipe's named indexes, uv's variables, pip's settings.
 
-    `spare` are pip's extra indexes: asked only where the others have no answer, so that a lock does not depend on
-    what else a machine happens to know.
+    An index of the recipe is asked first, and a package that it has comes from it alone, as uv does. Only where that
+    has no solution (PyTorch's own index holds old versions of much that others need) is the best version of any index
+    taken. `spare` are pip's extra indexes: asked only then too, so that a lock does not depend on what else a machine
+    happens to know.
     """
 
     named: Mapping[str, str]
@@ -75,6 +77,11 @@ class Sources:
         """Extra indexes of pip, where uv has none of its own."""
         ours = any(self.environ.get(name) for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL"))
         return () if ours else self.pip.extra_index_urls
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a second way to ask, `spare`."""
+        return bool(self.spare or self.named)
 
     def variables(self, *, spare: bool) -> dict[str, str]:
         """The environment for uv."""

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kitbuild.base.targets import load_target
+from kitbuild.base.targets import load_known, load_target
 from kitbuild.errors import ResolveError, VerificationError
 from kitbuild.lock import sdists
 from kitbuild.lock.uv import Sources
-from kitbuild.lock.wheels import fetch_wheels, locate_wheels, resolve_wheels
+from kitbuild.lock.wheel_places import fetch_wheels, locate_wheels
+from kitbuild.lock.wheels import resolve_wheels
 from kitbuild.progress import Silent
 from kitbuild.store import Store
+from tests.headline import stand_ins
 from tests.lock.package_index import LINUX, PackageIndex, serving
 
 if TYPE_CHECKING:
@@ -298,6 +300,50 @@ def test_a_recipes_index_is_named_and_its_login_is_used(
         assert store.has(digest)
 
 
+@pytest.mark.parametrize("old_numpy", [False, True])
+def test_cuda129_from_an_index_of_the_recipe(
+    index: PackageIndex,
+    store: Store,
+    environ: dict[str, str],
+    tmp_path: Path,
+    old_numpy: bool,  # noqa: FBT001 - a column
+) -> None:
+    """The tested set resolves with torch from a second index alone, though that one holds old versions of the rest."""
+    target = load_target("cuda129")
+    stand_ins.publish_packages(index, targets=("cuda129",))
+    builds = index.files.pop("torch")
+    index.wheel("numpy", "2.3.0")
+    stand_ins.publish(index, "transformers", target.packages["transformers"], requires=("numpy>=2", "tokenizers"))
+    with serving() as pytorch:
+        pytorch.files["torch"] = builds
+        if old_numpy:
+            pytorch.wheel("numpy", "1.26.3")
+        indexes = {"pytorch": pytorch.url}
+        found = resolve(target.packages, store, environ, torch_backend=target.torch_backend, indexes=indexes)
+        locked = {wheel.name: wheel for wheel in found}
+        torch = locked["torch"]
+        assert (torch.version, torch.index) == ("2.8.0+cu129", "pytorch-cu129")
+        assert versions(found)["nvidia-cuda-runtime-cu12"] == "12.9.79"
+        assert (locked["numpy"].version, locked["numpy"].index) == ("2.3.0", "pypi")
+        assert all(versions(found)[name.replace("_", "-")] == version for name, version in target.packages.items())
+        other = Store.open({"KITBUILD_HOME": str(tmp_path / "other")})
+        downloads = locate_wheels(found, lock=lock_of(), indexes=indexes, store=other, environ=environ)
+        assert {item.sha256 for item in downloads} == {wheel.sha256 for wheel in found}
+        (torch_file,) = [item for item in downloads if item.sha256 == torch.sha256]
+        assert torch_file.url.startswith(pytorch.url.removesuffix("/simple"))
+
+
+def test_a_private_package_is_never_taken_from_another_index(
+    index: PackageIndex, store: Store, environ: dict[str, str]
+) -> None:
+    """A name that the recipe's index has comes from there, though another index offers a higher version of it."""
+    index.wheel("corp-tool", "99.0")
+    with serving() as corp:
+        corp.wheel("corp-tool", "1.0")
+        found = resolve({"corp-tool": ">=1"}, store, environ, indexes={"corp": corp.url})
+    assert [(wheel.version, wheel.index) for wheel in found] == [("1.0", "corp")]
+
+
 def test_an_index_without_digests_gets_them_by_fetching(
     index: PackageIndex, store: Store, environ: dict[str, str]
 ) -> None:
@@ -485,6 +531,29 @@ def test_a_build_for_this_machine_cannot_be_locked(index: PackageIndex, store: S
         ResolveError, match=r"^raw-1.0-cp311-none-any.whl is built for this machine's processor or Pyth"
     ):
         resolve({"raw": "1.0"}, store, environ)
+
+
+@pytest.mark.slow
+def test_the_tested_cuda128_set_resolves(store: Store) -> None:
+    """The real set for CUDA 12.8 and its own Python, with torch's CUDA from what torch itself brings."""
+    target = load_target("cuda128")
+    found = resolve_wheels(
+        target.packages,
+        python="3.12.3",
+        glibc="2.39",
+        architecture="amd64",
+        torch_backend=target.torch_backend,
+        indexes={},
+        store=store,
+        environ=dict(os.environ),
+        progress=Silent(),
+    )
+    locked = versions(found)
+    assert locked["torch"].partition("+")[0] == "2.10.0"
+    assert locked["nvidia-cuda-runtime-cu12"].startswith("12.8.")
+    assert load_known()["torch"]["2.10.0"].with_ == {"triton": f"=={locked['triton']}"}
+    assert len(found) > 80
+    assert all("cp312" in wheel.file or "py3" in wheel.file or "abi3" in wheel.file for wheel in found)
 
 
 @pytest.mark.slow
