@@ -4,30 +4,46 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kitbuild.guest import determinism
+from kitbuild.guest import settings, surroundings
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "determinism.md"
 BEGIN, END = "<!-- made by scripts/determinism_table.py -->", "<!-- end -->"
 WHEN = {
-    determinism.ALWAYS: "always",
-    determinism.STRICT: "strict",
-    determinism.CUDA: "on a GPU",
-    determinism.STRICT_CUDA: "strict, on a GPU",
-    determinism.TRACKED: "with `track`",
+    settings.ALWAYS: "always",
+    settings.STRICT: "strict",
+    settings.CUDA: "on a GPU",
+    settings.STRICT_CUDA: "strict, on a GPU",
+    settings.TRACKED: "with `track`",
+    settings.PORTABLE: "with `cpu_portable`",
 }
 
 
+def _reason(text: str) -> str:
+    return text.replace("likewise the", "as above, the").replace("likewise", "as above")
+
+
 def tables() -> str:
-    """The environment variables, then what strict refuses."""
+    """The environment variables, what is not passed on, then what is refused."""
     lines = ["| variable | value | when | why |", "|---|---|---|---|"]
-    for setting in determinism.TABLE:
-        reason = setting.reason.replace("likewise the", "as above, the").replace("likewise", "as above")
+    for setting in settings.TABLE:
+        reason = _reason(setting.reason)
         value = (
             "not set" if setting.value is None else f"`{setting.value}`".replace("`{threads}`", "threads per process")
         )
         lines.append(f"| `{setting.name}` | {value} | {WHEN[setting.when]} | [{reason}]({setting.source}) |")
+    lines += [
+        "",
+        "Strict does not pass on what is set of these and not above:",
+        "",
+        "| variables | decide |",
+        "|---|---|",
+    ]
+    lines += [f"| `{item.prefix}…` | [{_reason(item.reason)}]({item.source}) |" for item in settings.FAMILIES]
+    lines += ["", "Refused in a container, with exit code 7, for unsetting them in the guest would be too late:", ""]
+    lines += ["| variable | it |", "|---|---|"]
+    lines += [f"| `{name}` | [{what}]({source}) |" for name, what, source in surroundings.REFUSED]
     lines += ["", "Refused under `determinism: strict`, with exit code 2:", ""]
-    lines += [f"- `train.{field}`: {why}; {advice}" for field, _, why, advice in determinism.REFUSED]
+    lines += [f"- `train.{field}`: {why}; {advice}" for field, _, why, advice in settings.REFUSED]
     return "\n".join(lines)
 
 

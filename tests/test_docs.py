@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kitbuild.guest import determinism
+from kitbuild.guest import settings, surroundings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -24,15 +24,17 @@ def test_determinism_tables_are_current(script: dict[str, Any]) -> None:
     """docs/determinism.md has every setting of the guest; scripts/determinism_table.py writes it."""
     text = (REPOSITORY / "docs/determinism.md").read_text(encoding="utf-8")
     assert script["rendered"](text) == text
-    assert all(f"| `{setting.name}` |" in text for setting in determinism.TABLE)
-    assert all(f"- `train.{field}`: " in text for field, *_ in determinism.REFUSED)
+    assert all(f"| `{setting.name}` |" in text for setting in settings.TABLE)
+    assert all(f"| `{family.prefix}…` |" in text for family in settings.FAMILIES)
+    assert all(f"| `{name}` | [" in text for name, *_ in surroundings.REFUSED)
+    assert all(f"- `train.{field}`: " in text for field, *_ in settings.REFUSED)
 
 
 def test_every_flag_is_named() -> None:
     """Each library flag that the guest sets is in docs/determinism.md."""
     source = (REPOSITORY / "kitbuild/guest/determinism.py").read_text(encoding="utf-8")
     names = set(
-        re.findall(r'^ +(?:table\[)?f?"((?:torch|cudnn|cuda)\.[a-z0-9_.{}]+)"\]?(?:: \(| =)', source, re.MULTILINE)
+        re.findall(r'^ +(?:table\[)?f?"((?:torch|cudnn|cuda|mkl)\.[a-z0-9_.{}]+)"\]?(?:: \(| =)', source, re.MULTILINE)
     )
     assert len(names) >= 8
     text = (REPOSITORY / "docs/determinism.md").read_text(encoding="utf-8")

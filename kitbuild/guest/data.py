@@ -24,7 +24,7 @@ def load(config: Config, dataset: Dataset) -> Any:
     files = [str(folder / name) for name in dataset.data_files]
     try:
         held = datasets.load_dataset(
-            dataset.format, data_files=files, split="train", cache_dir=str(config.places.cache / "datasets")
+            dataset.format, data_files=files, split="train", cache_dir=str(config.places.scratch / "datasets")
         )
     except StopIteration:
         held = ()

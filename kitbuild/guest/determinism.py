@@ -1,210 +1,52 @@
-"""Phase 4: one table of every setting that decides bits. Environment before a worker starts, flags after torch is there.
+"""Phase 4: every setting that decides bits. Environment before a worker starts, flags after torch is there.
 
-What is set here is asserted again in each worker: a library that changes it is found out, not believed.
+What is set here is asserted again in each worker: a library that changes it is found out, not believed. The
+variables, with reasons and sources, are the table of `settings`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import Problem, RecipeError, RunError
+from kitbuild.guest.settings import (
+    ALWAYS,
+    CUDA,
+    FAMILIES,
+    PASSED_ON_CPU,
+    PORTABLE,
+    REFUSED,
+    STRICT,
+    STRICT_CUDA,
+    TABLE,
+    THREADS,
+    TRACKED,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
     from kitbuild.guest.config import Config
 
-ALWAYS, STRICT, CUDA, STRICT_CUDA, TRACKED = "always", "strict", "cuda", "strict cuda", "tracked"
-TORCH_NOTES = "https://docs.pytorch.org/docs/stable/notes/randomness.html"
-TORCH_VARIABLES = "https://docs.pytorch.org/docs/stable/cuda_environment_variables.html"
-ONEDNN_NOTES = "https://uxlfoundation.github.io/oneDNN/dev_guide_attributes_fpmath_mode.html"
+    Flag = tuple[Callable[[], Any], Callable[[Any], Any], Any]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One environment variable: when it is set, why, and who says so. `None` removes it."""
-
-    name: str
-    value: str | None
-    when: str
-    reason: str
-    source: str
-
-
-def _set(name: str, value: str | None, when: str, reason: str, source: str) -> Setting:
-    return Setting(name=name, value=value, when=when, reason=reason, source=source)
-
-
-THREADS = "{threads}"
-TABLE: tuple[Setting, ...] = (
-    _set("OMP_NUM_THREADS", THREADS, ALWAYS, "how sums are split over threads decides their bits", TORCH_NOTES),
-    _set(
-        "MKL_NUM_THREADS",
-        THREADS,
-        ALWAYS,
-        "likewise, inside oneMKL",
-        "https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2025-0/mkl-domain-num-threads.html",
-    ),
-    _set(
-        "OPENBLAS_NUM_THREADS",
-        THREADS,
-        ALWAYS,
-        "likewise, inside NumPy",
-        "https://github.com/OpenMathLib/OpenBLAS#setting-the-number-of-threads-using-environment-variables",
-    ),
-    _set(
-        "OMP_DYNAMIC",
-        "FALSE",
-        ALWAYS,
-        "the runtime may otherwise use fewer threads under load",
-        "https://www.openmp.org/spec-html/5.0/openmpse53.html",
-    ),
-    _set(
-        "MKL_DYNAMIC",
-        "FALSE",
-        ALWAYS,
-        "likewise, inside oneMKL",
-        "https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2025-0/mkl-dynamic.html",
-    ),
-    _set(
-        "TOKENIZERS_PARALLELISM",
-        "false",
-        ALWAYS,
-        "its threads do not survive the fork of a worker",
-        "https://github.com/huggingface/tokenizers/issues/187",
-    ),
-    _set(
-        "PYTHONHASHSEED",
-        "0",
-        ALWAYS,
-        "the order of sets",
-        "https://docs.python.org/3/using/cmdline.html#envvar-PYTHONHASHSEED",
-    ),
-    _set(
-        "HF_HUB_OFFLINE",
-        "1",
-        ALWAYS,
-        "nothing is fetched while training",
-        "https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
-    ),
-    _set(
-        "TRANSFORMERS_OFFLINE",
-        "1",
-        ALWAYS,
-        "likewise",
-        "https://huggingface.co/docs/transformers/installation#offline-mode",
-    ),
-    _set("HF_DATASETS_OFFLINE", "1", ALWAYS, "likewise", "https://huggingface.co/docs/datasets/loading#offline"),
-    _set(
-        "HF_HUB_DISABLE_TELEMETRY",
-        None,
-        ALWAYS,
-        "its user agent is an illegal header for kernels",
-        "https://github.com/huggingface/kernels",
-    ),
-    _set("LOCAL_KERNELS", None, ALWAYS, "silently replaces pinned kernels", "https://github.com/huggingface/kernels"),
-    _set("ONEDNN_DEFAULT_FPMATH_MODE", None, ALWAYS, "float32 products stay float32", ONEDNN_NOTES),
-    _set("DNNL_DEFAULT_FPMATH_MODE", None, ALWAYS, "likewise, by its old name", ONEDNN_NOTES),
-    _set(
-        "WANDB_MODE",
-        "offline",
-        TRACKED,
-        "trackers write files only",
-        "https://docs.wandb.ai/guides/track/environment-variables",
-    ),
-    _set(
-        "PYTORCH_NVML_BASED_CUDA_CHECK",
-        "1",
-        ALWAYS,
-        "looking for a GPU before the fork must not start CUDA",
-        "https://docs.pytorch.org/docs/stable/notes/cuda.html#torch-cuda-is-available",
-    ),
-    _set(
-        "CUDA_DEVICE_ORDER",
-        "PCI_BUS_ID",
-        CUDA,
-        "device numbers do not follow speed",
-        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars",
-    ),
-    _set(
-        "CUDA_MODULE_LOADING",
-        "LAZY",
-        CUDA,
-        "kernels are loaded when first used: a faster start",
-        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#lazy-loading",
-    ),
-    _set(
-        "NVIDIA_TF32_OVERRIDE",
-        "0",
-        CUDA,
-        "no library switches TF32 on by itself",
-        "https://docs.nvidia.com/deeplearning/frameworks/tensorflow-user-guide/index.html#tf_32",
-    ),
-    _set("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None, CUDA, "likewise in cuBLAS, whatever the code says", TORCH_VARIABLES),
-    _set(
-        "CUBLAS_WORKSPACE_CONFIG",
-        ":4096:8",
-        STRICT_CUDA,
-        "cuBLAS repeats its bits only with a fixed workspace",
-        "https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility",
-    ),
-    _set(
-        "FLASH_ATTENTION_DETERMINISTIC",
-        "1",
-        STRICT_CUDA,
-        "flash attention's backward without atomics",
-        "https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_flash_attention_utils.py",
-    ),
-    _set(
-        "NCCL_ALGO",
-        "Ring",
-        STRICT_CUDA,
-        "the order of a reduction follows the algorithm",
-        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo",
-    ),
-    _set(
-        "NCCL_PROTO",
-        "Simple",
-        STRICT_CUDA,
-        "likewise the protocol",
-        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto",
-    ),
-    _set(
-        "NCCL_NVLS_ENABLE",
-        "0",
-        STRICT_CUDA,
-        "in-switch reductions order their sums freely",
-        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-nvls-enable",
-    ),
-    _set(
-        "TORCHINDUCTOR_DETERMINISTIC",
-        "1",
-        STRICT_CUDA,
-        "no choice by timing in compiled code",
-        "https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py",
-    ),
-)
-
-# What strict cannot promise: `train` field, refused values, why, what to do.
-REFUSED: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
-    ("auto_find_batch_size", bool, "the batch size would follow free memory", "remove it and set batch.micro"),
-    ("dataloader_in_order", lambda value: value is False, "batches would come in any order", "remove it"),
-    (
-        "torch_compile_mode",
-        lambda value: "max-autotune" in str(value),
-        "compiled code would be chosen by timing",
-        "use mode default",
-    ),
-    ("tf32", lambda value: value is True, "TF32 is a choice of the device", "remove it, or use determinism: record"),
-    (
-        "optim",
-        lambda value: "bnb" in str(value) or "8bit" in str(value),
-        "bitsandbytes has no deterministic mode",
-        "use adamw_torch_fused",
-    ),
-)
+LAUNCHER = ("ACCELERATE_", "FSDP_")
+MKL_BRANCH_ALL = -1
+# https://www.intel.com/content/www/us/en/docs/onemkl/developer-reference-c/2025-0/mkl-cbwr-get.html (mkl_types.h)
+MKL_BRANCHES = {
+    1: "off",
+    2: "auto",
+    3: "compatible",
+    4: "sse2",
+    6: "ssse3",
+    7: "sse4.1",
+    8: "sse4.2",
+    9: "avx",
+    10: "avx2",
+}
 
 
 def environment(config: Config) -> dict[str, str | None]:
@@ -212,19 +54,21 @@ def environment(config: Config) -> dict[str, str | None]:
     modes = {ALWAYS} | ({STRICT} if config.strict else set()) | ({CUDA} if config.cuda else set())
     if config.strict and config.cuda:
         modes.add(STRICT_CUDA)
+    if config.portable:
+        modes.add(PORTABLE)
     if config.recipe.get("track"):
         modes.add(TRACKED)
     threads = str(config.launch.threads_per_process)
     chosen = {setting.name: setting.value for setting in TABLE if setting.when in modes}
     chosen = {name: threads if value == THREADS else value for name, value in chosen.items()}
     places = config.places
-    cache = {
-        "HF_HOME": "hf", "XDG_CACHE_HOME": "xdg", "TRITON_CACHE_DIR": "triton",
-        "TORCHINDUCTOR_CACHE_DIR": "inductor", "MPLCONFIGDIR": "mpl", "TORCH_EXTENSIONS_DIR": "extensions",
-    }  # fmt: skip
+    # Emptied when a run begins: what an earlier run or a mounted HF_HOME left is not looked at.
+    fresh = {"HF_HOME": "hf", "XDG_CACHE_HOME": "xdg", "MPLCONFIGDIR": "mpl"}
+    kept = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TORCH_EXTENSIONS_DIR": "extensions"}
     return {
         **chosen,
-        **{name: str(places.cache / folder) for name, folder in cache.items()},
+        **{name: str(places.scratch / folder) for name, folder in fresh.items()},
+        **{name: str(places.cache / folder) for name, folder in kept.items()},
         "KERNELS_CACHE": str(places.kernels),
         "TENSORBOARD_LOGGING_DIR": str(places.out / "track" / "tensorboard"),
         "WANDB_DIR": str(places.out / "track"),
@@ -232,9 +76,32 @@ def environment(config: Config) -> dict[str, str | None]:
     }
 
 
-def apply(wanted: Mapping[str, str | None], environ: MutableMapping[str, str]) -> None:
-    """Set the environment of this process, before torch is imported."""
-    for name, value in wanted.items():
+def dropped(config: Config, environ: Mapping[str, str]) -> list[str]:
+    """Variables of the families that strict does not pass on, as they are set here."""
+    if not config.strict:
+        return []
+    wanted = environment(config)
+    prefixes = tuple(family.prefix for family in FAMILIES)
+    passed = frozenset() if config.cuda else PASSED_ON_CPU
+    return sorted(name for name in environ if name.startswith(prefixes) and name not in wanted and name not in passed)
+
+
+def overridden(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """What was set here otherwise than this lock wants it, and so has no effect: for the archive."""
+    wanted = environment(config)
+    decided = {setting.name for setting in TABLE} | {"HF_HOME"}
+    found = {name: environ[name] for name in decided & wanted.keys() if environ.get(name) not in {None, wanted[name]}}
+    if Path(found.get("HF_HOME", "")).is_relative_to(config.places.cache):
+        del found["HF_HOME"]  # The image's own default.
+    return dict(sorted((found | {name: environ[name] for name in dropped(config, environ)}).items()))
+
+
+def apply(config: Config, environ: MutableMapping[str, str], *, launched: bool = False) -> None:
+    """Set the environment of this process, before torch is imported; `launched` by somebody's Accelerate."""
+    for name in dropped(config, environ):
+        if not (launched and name.startswith(LAUNCHER)):
+            del environ[name]
+    for name, value in environment(config).items():
         if value is None:
             environ.pop(name, None)
         else:
@@ -260,14 +127,14 @@ def refuse(config: Config) -> None:
         )
 
 
-def flags(config: Config) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
+def flags(config: Config) -> dict[str, Flag]:
     """Library flags: name → (read, write, value)."""
     import torch
     from torch.utils import deterministic
 
     cuda = torch.backends.cuda
     threads = config.launch.threads_per_process
-    table: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
+    table: dict[str, Flag] = {
         "torch.num_threads": (torch.get_num_threads, torch.set_num_threads, threads),
         "torch.float32_matmul_precision": (
             torch.get_float32_matmul_precision,
@@ -289,10 +156,43 @@ def flags(config: Config) -> dict[str, tuple[Callable[[], Any], Callable[[Any], 
             table[f"cuda.matmul.{name}"] = _attribute(cuda.matmul, name, value=False)
         # cuDNN's attention has no deterministic backward.
         table["cuda.cudnn_sdp"] = (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, False)
+    if config.portable:
+        table |= _portable_flags()
     return table
 
 
-def _attribute(owner: Any, name: str, *, value: bool) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
+def _portable_flags() -> dict[str, Flag]:
+    """Work is cut by the size of the caches in oneDNN and NNPACK: both are off. The rest is only asserted."""
+    import torch
+
+    table: dict[str, Flag] = {}
+    table["torch.mkldnn"] = _attribute(torch.backends.mkldnn, "enabled", value=False)
+    nnpack = torch.backends.nnpack
+    table["torch.nnpack"] = (nnpack.is_available, nnpack.set_flags, False)
+    if hasattr(torch._C, "_get_nnpack_enabled"):  # noqa: SLF001 - there is no public getter
+        table["torch.nnpack"] = (torch._C._get_nnpack_enabled, nnpack.set_flags, False)  # noqa: SLF001
+    table["torch.cpu_capability"] = (torch.backends.cpu.get_cpu_capability, _leave, "AVX2")
+    table["mkl.cbwr"] = (mkl_branch, _leave, "compatible")
+    return table
+
+
+def _leave(_: object) -> None:
+    """Decided by the environment; only asserted."""
+
+
+def mkl_branch() -> str | None:
+    """The reproducibility branch that oneMKL took, as it says itself; None where torch has no oneMKL."""
+    import torch
+
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        found = library.mkl_serv_cbwr_get(MKL_BRANCH_ALL)
+    except (OSError, AttributeError):
+        return None
+    return MKL_BRANCHES.get(found, str(found))
+
+
+def _attribute(owner: Any, name: str, *, value: bool) -> Flag:
     return (lambda: getattr(owner, name)), (lambda given: setattr(owner, name, given)), value
 
 
@@ -300,6 +200,12 @@ def apply_flags(config: Config) -> None:
     """Set the flags in a worker, before any tensor is made."""
     for _, write, value in flags(config).values():
         write(value)
+
+
+def _in_force(read: Callable[[], Any]) -> Any:
+    found = read()
+    # cuBLAS reports the pair (allowed, allow split-K) since torch 2.9.
+    return found[0] if isinstance(found, tuple) else found
 
 
 def check(config: Config, *, when: str) -> None:
@@ -311,13 +217,69 @@ def check(config: Config, *, when: str) -> None:
         if os.environ.get(name) != value
     ]
     for name, (read, _, value) in flags(config).items():
-        found = read()
-        # cuBLAS reports the pair (allowed, allow split-K) since torch 2.9.
-        found = found[0] if isinstance(found, tuple) else found
+        found = _in_force(read)
         if found != value:
             wrong.append(f"{name} is {found!r}, not {value!r}")
     if wrong:
-        raise RunError(
-            f"settings that decide bits were changed {when}: {'; '.join(wrong)}",
-            hint="report this: a library changed them",
+        # A processor without AVX2, or a torch without oneMKL, cannot give the portable bits.
+        hint = (
+            "cpu_portable needs an x86-64 processor with AVX2"
+            if config.portable
+            else "report this: a library changed them"
         )
+        raise RunError(f"settings that decide bits were changed {when}: {'; '.join(wrong)}", hint=hint)
+
+
+def check_workers(config: Config, loader: Any) -> None:
+    """Strict: processes that load data start from seeds of their own, and hand over batches in order."""
+    if not config.strict or not getattr(loader, "num_workers", 0):
+        return
+    if loader.worker_init_fn is None or not getattr(loader, "in_order", True):
+        raise RecipeError(
+            "determinism: strict cannot be kept: the data loader's workers have no seed or no order",
+            hint="set train.dataloader_num_workers: 0",
+        )
+
+
+def state(config: Config) -> dict[str, Any]:
+    """In a worker, after training: what was in force, as the libraries say it, for the archive."""
+    import torch
+
+    found = {name: _in_force(read) for name, (read, _, _) in flags(config).items()}
+    found |= {"torch.cpu_capability": torch.backends.cpu.get_cpu_capability(), "mkl.cbwr": mkl_branch()}
+    if config.cuda:
+        cuda = torch.backends.cuda
+        found["sdpa"] = [
+            name
+            for name, on in (
+                ("flash", cuda.flash_sdp_enabled()),
+                ("efficient", cuda.mem_efficient_sdp_enabled()),
+                ("math", cuda.math_sdp_enabled()),
+                ("cudnn", cuda.cudnn_sdp_enabled()),
+            )
+            if on
+        ]
+    return found
+
+
+def not_guaranteed(config: Config) -> list[dict[str, str]]:
+    """What this run does not promise, and why, for the archive; a strict run in a locked environment: nothing."""
+    found = []
+    if not config.locked:
+        found.append(_because("environment", "the packages were found here, not locked"))
+    if config.strict:
+        return found
+    found.append(
+        _because("losses, gradient norms, weights", "determinism: record asks for no deterministic algorithms")
+    )
+    modes = {STRICT, STRICT_CUDA} if config.cuda else {STRICT}
+    found += [_because(item.name, f"not set: {item.reason}") for item in TABLE if item.when in modes and item.value]
+    found += [_because(f"{item.prefix}*", f"passed on: {item.reason}") for item in FAMILIES]
+    for field, bad, why, _ in REFUSED:
+        if field in config.train and bad(config.train[field]):
+            found.append(_because(f"train.{field}", why))
+    return found
+
+
+def _because(what: str, why: str) -> dict[str, str]:
+    return {"what": what, "why": why.replace("likewise, ", "").replace("likewise", "as above")}

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild import __version__
 from kitbuild.errors import KitbuildError, Problem, RunError, StoppedError
-from kitbuild.guest import determinism, kernels, launch, manifest, preflight, record, seal
-from kitbuild.guest.config import Config
+from kitbuild.guest import determinism, kernels, launch, manifest, preflight, record, seal, surroundings
+from kitbuild.guest.config import Config, Places
 from kitbuild.guest.verify import Verification
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Session:
             for line in preflight.check(config, environ):
                 self.terminal.say(line)
             determinism.refuse(config)
-            determinism.apply(determinism.environment(config), os.environ)
+            self.settle(environ)
             self.phase("verify", f"{verification.files} files, while libraries are imported")
             begun = time.perf_counter()
             launch.import_libraries(config)
@@ -77,6 +77,21 @@ class Session:
         self.phase_name = "train"
         self.collect(launch.run(config, worker.run, self.stop))
 
+    def settle(self, environ: dict[str, str]) -> None:
+        """The environment that decides bits; what was set otherwise is told and recorded."""
+        config = self.config
+        overridden = determinism.overridden(config, environ)
+        for name, value in overridden.items():
+            self.terminal.say(f"{name}={value} is set here and has no effect")
+        given = config.recipe.get("determinism")
+        self.parts["determinism"] = {
+            **(given if isinstance(given, dict) else {"mode": given or "strict"}),
+            "overridden": overridden,
+            "compiled_before": surroundings.compiled_before(config),
+            "not_guaranteed": determinism.not_guaranteed(config),
+        }
+        determinism.apply(config, os.environ)
+
     def collect(self, results: dict[int, dict[str, Any]]) -> None:
         """The ranks' results as parts of the manifest."""
         config, first = self.config, results[min(results)]
@@ -87,6 +102,7 @@ class Session:
         self.seconds |= first.pop("seconds")
         kept = ("device", "build", "arguments", "attention", "liger", "rows", "weights")
         self.parts |= {name: first[name] for name in kept if name in first}
+        self.parts["determinism"] |= {"settings": first.get("settings", {})}
         self.parts["kernels"] = kernels.described(config, {rank: item["calls"] for rank, item in results.items()})
         self.parts["launch"] = {
             "nodes": config.launch.nodes,
@@ -142,9 +158,7 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
     except OSError as error:
         hint = f"mount directories that user {os.getuid()} can write to"
         refusal = RunError(f"{error.filename} is not writable: {error.strerror}", hint=hint)
-        told = {"schema": "kitbuild.exit/1", "phase": "preflight", "steps_done": 0, "steps": None}
-        with suppress(OSError):
-            record.write_json(places.out / "exit.json", {**refusal.as_json(), **told})
+        _record_refusal(places, refusal, "preflight")
         return report(terminal, refusal)
     terminal.capture(places.out / "logs" / "guest.log")
     session = Session(config, terminal, started)
@@ -185,6 +199,15 @@ def _taken(config: Config) -> bool:
     return False
 
 
+def _record_refusal(places: Places, error: KitbuildError, phase: str) -> None:
+    """exit.json of a run that did not begin; a run that is there stays as it is."""
+    path = places.out / "exit.json"
+    told = {"schema": "kitbuild.exit/1", "phase": phase, "steps_done": 0, "steps": None}
+    if not path.exists():
+        with suppress(OSError):
+            record.write_json(path, {**error.as_json(), **told})
+
+
 def report(terminal: record.Terminal, error: KitbuildError) -> int:
     """One line for the user, one for each problem, and the exit code."""
     terminal.say(f"error: {error.message}" + (f" (hint: {error.hint})" if error.hint else ""))
@@ -210,7 +233,12 @@ def info(config: Config) -> dict[str, Any]:
 
 def dispatch(arguments: argparse.Namespace, terminal: record.Terminal, started: float) -> int:
     """One verb."""
-    config = Config.read(os.environ)
+    try:
+        config = Config.read(os.environ)
+    except KitbuildError as error:
+        if arguments.verb == "train":
+            _record_refusal(Places.read(os.environ), error, "verify")
+        raise
     match arguments.verb:
         case "train" | "selftest":
             return train(config, terminal, started, arguments.verb)
@@ -225,7 +253,7 @@ def dispatch(arguments: argparse.Namespace, terminal: record.Terminal, started: 
             determinism.refuse(config)
             terminal.say("preflight: nothing stands in the way")
         case "worker":
-            determinism.apply(determinism.environment(config), os.environ)
+            determinism.apply(config, os.environ, launched=True)
             launch.import_libraries(config)
             from kitbuild.guest.train import Worker
 
@@ -245,7 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.environ.get(HASH_SEED) != "0":
         # The order of sets is fixed when Python starts, so it has to start again.
         given = list(sys.argv[1:] if argv is None else argv)
-        os.execve(sys.executable, [sys.executable, "-m", "kitbuild.guest", *given], {**os.environ, HASH_SEED: "0"})  # noqa: S606 - the same program
+        environ = {**os.environ, HASH_SEED: "0", "PYTHONSAFEPATH": "1"}
+        os.execve(sys.executable, [sys.executable, "-m", "kitbuild.guest", *given], environ)  # noqa: S606 - the same program
     parser = argparse.ArgumentParser(prog="kit", description="Train what this image was locked for.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     for name, text in (

@@ -46,6 +46,17 @@ class LigerPatched(transformers.TrainerCallback):  # type: ignore[misc]
             raise RunError("Liger is in the recipe and nothing of it is in the model", hint=hint)
 
 
+class SeededWorkers(transformers.TrainerCallback):  # type: ignore[misc]
+    """The processes that load data are looked at when they are known, before the first step."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def on_train_begin(self, *_arguments: Any, train_dataloader: Any, **_named: Any) -> None:
+        """Refuse workers without seeds or order."""
+        determinism.check_workers(self.config, train_dataloader)
+
+
 class Worker:
     """What a rank carries from phase to phase."""
 
@@ -138,6 +149,7 @@ class Worker:
             recorder=recorder, tracked=bool(config.recipe.get("track")), model=model, args=args,
             train_dataset=rows, processing_class=tokenizer, peft_config=peft,
         )  # fmt: skip
+        trainer.add_callback(SeededWorkers(config))
         if config.recipe.get("liger"):
             trainer.add_callback(LigerPatched())
         return trainer
@@ -211,6 +223,7 @@ class Worker:
         return {
             "device": manifest.device(config),
             "build": manifest.build(),
+            "settings": determinism.state(config),
             "arguments": arguments.resolved(trainer.args),
             "attention": {
                 "requested": (config.recipe.get("kernels") or {}).get("attention", "sdpa"),

@@ -5,42 +5,39 @@ Hashing runs in processes of its own, so that it overlaps with imports; the call
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import Problem, VerificationError
+from kitbuild.guest import surroundings
 from kitbuild.guest.config import Config, cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 CHUNK_BYTES = 32 << 20
-OVERRIDES = {
-    # https://github.com/huggingface/kernels (load.py)
-    "LOCAL_KERNELS": "would replace the locked kernels",
-    # https://docs.python.org/3/using/cmdline.html#envvar-PYTHONPATH, https://man7.org/linux/man-pages/man8/ld.so.8.html
-    "PYTHONPATH": "would put code that nobody locked before the locked packages",
-    "LD_PRELOAD": "would put code that nobody locked into every process",
-}
+BUFFER_BYTES = 1 << 20
+AGAIN = "build the image again, or fetch the inputs again"
+UNLOCKED = "is in no lock"
 
 
 class Verification:
     """Hashing under way in other processes; `wait` raises one error with every difference."""
 
-    def __init__(self, config: Config, environ: dict[str, str]) -> None:
-        self._config = config
-        self._early = list(_overrides(config, environ))
+    def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
+        self._config, self._environ = config, environ
         expected, links, problems = expectations(config)
-        self._early += problems
-        self._early += list(_link_problems(config, links))
-        self._early += list(_extra_files(config, expected, links))
-        chunks = list(_chunks(expected))
+        chunks = list(_chunks(config, expected))
         self._pool = multiprocessing.get_context("fork").Pool(max(1, min(cores(), len(chunks))))
         self._result = self._pool.map_async(_check_chunk, chunks, chunksize=1)
+        self._problems = [*problems, *_link_problems(config, links), *_extra_files(config, {*expected, *links})]
+        self._around = list(surroundings.problems(config, environ))
         self.files = len(expected)
 
     def wait(self) -> None:
@@ -48,24 +45,25 @@ class Verification:
         found = [difference for chunk in self._result.get() for difference in chunk]
         self._pool.close()
         self._pool.join()
-        places = self._config.places
-        problems = self._early + [
-            Problem(message=text, file=places.shown(Path(path)), hint="build the image or fetch the inputs again")
-            for path, text in found
-        ]
-        if problems:
-            names = ", ".join(problem.file or problem.message for problem in problems[:5])
-            more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""  # noqa: PLR2004 - names shown
-            raise VerificationError(
-                f"{len(problems)} of {self.files} locked files differ: {names}{more}",
-                hint="nothing was trained; build the image again, or fetch the inputs again",
-                problems=problems,
-            )
+        # Imports may be going on beside: what they brought is looked at here, not before.
+        around = [*self._around, *surroundings.imported(self._config)]
+        shown = self._config.places.shown
+        wrong = [*self._problems, *(Problem(message=text, file=shown(Path(path)), hint=AGAIN) for path, text in found)]
+        if wrong or around:
+            told = [f"{len(wrong)} of {self.files} locked files differ: {_some(wrong)}"] if wrong else []
+            told += [f"what was set or mounted here changes what runs: {_some(around)}"] if around else []
+            hint = next((problem.hint for problem in around if not wrong), AGAIN)
+            raise VerificationError("; ".join(told), hint=f"nothing was trained; {hint}", problems=[*wrong, *around])
 
     def close(self) -> None:
         """Stop hashing."""
         self._pool.terminate()
         self._pool.join()
+
+
+def _some(problems: list[Problem], limit: int = 5) -> str:
+    names = ", ".join(problem.file or problem.key or problem.message for problem in problems[:limit])
+    return names + (f" and {len(problems) - limit} more" if len(problems) > limit else "")
 
 
 def expectations(config: Config) -> tuple[dict[str, tuple[int | None, str]], dict[str, str], list[Problem]]:
@@ -75,14 +73,14 @@ def expectations(config: Config) -> tuple[dict[str, tuple[int | None, str]], dic
     problems: list[Problem] = []
     places = config.places
     listing = places.kit / "content.json"
-    if listing.exists():
+    if listing.exists() or listing.is_symlink():
         try:
-            content = json.loads(listing.read_bytes())
-            files, links = content["files"], content.get("links", {})
-        except (OSError, ValueError, KeyError) as error:
-            problems.append(Problem(message=f"cannot be read: {error}", file=places.shown(listing)))
+            files, links = read_listing(listing, config.image.get("content_sha256"))
+        except (OSError, ValueError) as error:
+            problems.append(Problem(message=f"cannot be read: {error}", file=places.shown(listing), hint=AGAIN))
             files = {}
         expected |= {_below(places.root, name): (None, digest) for name, digest in files.items()}
+        links = {_below(places.root, name): target for name, target in links.items()}
     elif config.locked:
         problems.append(Problem(message="is missing", file=places.shown(listing), hint="build the image again"))
     for folder, item in _locked_files(config):
@@ -92,6 +90,19 @@ def expectations(config: Config) -> tuple[dict[str, tuple[int | None, str]], dic
             problems.append(Problem(message="content.json and the lock disagree", file=places.shown(Path(path))))
         expected[path] = (item["size"], item["sha256"])
     return expected, links, problems
+
+
+def read_listing(path: Path, sha256: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
+    """Files and links of content.json, which is taken only byte for byte as kitbuild writes it (else ValueError)."""
+    data = path.read_bytes()
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError("it is not the one of this image")
+    content = json.loads(data)
+    if not isinstance(content, dict) or {*content} != {"version", "files", "links"} or content["version"] != 1:
+        raise ValueError("it is no list of files of version 1")
+    if data != json.dumps(content, indent=0, sort_keys=True).encode() + b"\n":
+        raise ValueError("it is not as kitbuild wrote it")
+    return content["files"], content["links"]
 
 
 def _below(root: Path, name: str) -> str:
@@ -121,54 +132,76 @@ def _locked_files(config: Config) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield config.places.kernels / kernel.snapshot, file
 
 
-def _overrides(config: Config, environ: dict[str, str]) -> Iterator[Problem]:
-    """Variables that bring in what is not locked. Without a container, kitbuild itself starts the guest by a path."""
-    in_image = config.locked and config.engine != "local"
-    for name, what in OVERRIDES.items():
-        if environ.get(name) and (in_image or name == "LOCAL_KERNELS"):
-            yield Problem(message=f"{name} is set and {what}", key=name, hint=f"unset {name}")
-
-
 def _link_problems(config: Config, links: dict[str, str]) -> Iterator[Problem]:
-    for name, target in links.items():
-        path = _below(config.places.root, name)
+    for path, target in links.items():
         found = os.readlink(path) if os.path.islink(path) else None  # noqa: PTH114, PTH115 - thousands of files
         if found != target:
-            yield Problem(message=f"should link to {target}, not {found}", file=name)
+            name = config.places.shown(Path(path))
+            yield Problem(message=f"should link to {target}, not {found}", file=name, hint=AGAIN)
 
 
-def _extra_files(config: Config, expected: Iterable[str], links: dict[str, str]) -> Iterator[Problem]:
-    """Files that nobody locked, in the places that only kitbuild fills."""
+def _extra_files(config: Config, known: set[str]) -> Iterator[Problem]:
+    """What nobody locked, in the places that only kitbuild fills."""
     places = config.places
-    known = set(expected) | {_below(places.root, name) for name in links}
     known.add(str(places.kit / "content.json"))
-    if not (places.kit / "content.json").exists():
-        return
+    if (places.kit / "content.json").exists():
+        for path in (*_walk(str(places.kit)), *_walk(str(places.root / "opt" / "kit"))):
+            if path not in known:
+                yield _extra(config, path)
     # A library reads what lies beside a model: adapter_config.json, chat_template.jinja. It skips hidden files.
-    inputs = [folder for folder, _ in _input_trees(config)]
-    for top in (places.kit, places.root / "opt" / "kit", *inputs):
-        for folder, below, names in os.walk(top):
-            hidden = "." if top in inputs else "\0"
-            below[:] = [name for name in below if not name.startswith(hidden)]
-            for name in names:
-                path = f"{folder}/{name}"
-                if path not in known and not name.startswith(hidden):
-                    yield Problem(message="is in no lock", file=places.shown(Path(path)), hint="build the image again")
+    trees = {str(folder) for folder, _ in _input_trees(config)}
+    for path in (*sorted(trees), *_around_trees(places.inputs, trees)):
+        for inner in _walk(path, skip=".") if path in trees else (path,):
+            if inner not in known:
+                yield _extra(config, inner)
 
 
-def _chunks(expected: dict[str, tuple[int | None, str]]) -> Iterator[list[tuple[str, int | None, str]]]:
+def _extra(config: Config, path: str) -> Problem:
+    kind = "a link, and " if os.path.islink(path) else ""  # noqa: PTH114 - as strings, like the rest
+    return Problem(message=f"{kind}{UNLOCKED}", file=config.places.shown(Path(path)), hint="remove it, or lock again")
+
+
+def _walk(top: str, *, skip: str = "\0") -> Iterator[str]:
+    """Everything below `top` that is not a directory; a link to a directory is a link."""
+    try:
+        held = list(os.scandir(top))
+    except OSError:
+        return
+    for entry in held:
+        if entry.name.startswith(skip):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path, skip=skip)
+        else:
+            yield entry.path
+
+
+def _around_trees(inputs: Path, trees: set[str]) -> Iterator[str]:
+    """What lies beside the locked inputs: /inputs/chat_template.jinja would be taken for the model's."""
+    for folder in (inputs, inputs / "data"):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if str(path) not in {*trees, str(inputs / "data")} and not path.name.startswith("."):
+                yield str(path)
+
+
+Chunk = list[tuple[str, int | None, str, int]]
+
+
+def _chunks(config: Config, expected: dict[str, tuple[int | None, str]]) -> Iterator[Chunk]:
     """Lists of files of about the same number of bytes, the largest files first."""
+    # Without a container, this one file is a link that kitbuild made.
+    linked = str(config.places.inputs / "chat_template.jinja") if config.engine == "local" else None
     sized = []
     for path, (size, digest) in expected.items():
         try:
             actual = os.stat(path).st_size  # noqa: PTH116 - thousands of files
         except OSError:
             actual = 0
-        sized.append((actual, path, size, digest))
-    chunk: list[tuple[str, int | None, str]] = []
+        sized.append((actual, path, size, digest, 0 if path == linked else os.O_NOFOLLOW))
+    chunk: Chunk = []
     held = 0
-    for actual, path, size, digest in sorted(sized, reverse=True):
-        chunk.append((path, size, digest))
+    for actual, path, size, digest, flags in sorted(sized, key=lambda item: item[:2], reverse=True):
+        chunk.append((path, size, digest, flags))
         held += actual + 4096
         if held >= CHUNK_BYTES:
             yield chunk
@@ -177,21 +210,27 @@ def _chunks(expected: dict[str, tuple[int | None, str]]) -> Iterator[list[tuple[
         yield chunk
 
 
-def _check_chunk(chunk: list[tuple[str, int | None, str]]) -> list[tuple[str, str]]:
-    buffer = bytearray(1 << 20)
-    return [(path, text) for path, size, digest in chunk if (text := _difference(path, size, digest, buffer))]
+def _check_chunk(chunk: Chunk) -> list[tuple[str, str]]:
+    buffer = bytearray(BUFFER_BYTES)
+    return [(item[0], text) for item in chunk if (text := _difference(*item, buffer))]
 
 
-def _difference(path: str, size: int | None, digest: str, buffer: bytearray) -> str | None:
+def _difference(path: str, size: int | None, digest: str, flags: int, buffer: bytearray) -> str | None:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - thousands of files
-            actual = os.fstat(file.fileno()).st_size
-            if size is not None and actual != size:
-                return f"has {actual} bytes, the lock says {size}"
+        # A pipe in a file's place would wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - thousands of files
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                return "is not a regular file"
+            if size is not None and facts.st_size != size:
+                return f"has {facts.st_size} bytes, the lock says {size}"
             found = _sha256(file.readinto, buffer)
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "is a link, and the lock says a file"
         return f"cannot be read: {error.strerror}"
     return None if found == digest else f"sha256 is {found[:12]}…, the lock says {digest[:12]}…"
 

@@ -111,6 +111,8 @@ def _environment(
         "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
+        # `-m` would search the caller's directory before the locked packages.
+        "PYTHONSAFEPATH": "1",
     }
 
 

@@ -101,7 +101,7 @@ def zygote(train_python: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     cache = folder / "cache"
     environ = {
         "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "KERNELS_CACHE": str(folder / "root/kit/kernels"),
-        "HF_HOME": str(cache / "hf"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(cache / "kit/hf"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     command = [train_python, str(Path(__file__).parent / "zygote.py"), str(REPOSITORY), json.dumps(environ)]

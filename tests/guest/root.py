@@ -118,6 +118,19 @@ def lock_of(
     )  # fmt: skip
 
 
+def content_json(files: Mapping[str, str], links: Mapping[str, str]) -> bytes:
+    """As the image has it."""
+    return json.dumps({"version": 1, "files": files, "links": links}, indent=0, sort_keys=True).encode() + b"\n"
+
+
+def relist(root: Path, *names: str, links: Mapping[str, str] | None = None) -> None:
+    """Make content.json say what is there, for some files."""
+    place = root / "kit/content.json"
+    held = json.loads(place.read_bytes())
+    held["files"] |= {f"/{name}": hashlib.sha256((root / name).read_bytes()).hexdigest() for name in names}
+    place.write_bytes(content_json(held["files"], held["links"] | dict(links or {})))
+
+
 def build(
     folder: Path,
     *,
@@ -166,7 +179,7 @@ def build(
         top = f"kit/kernels/kernels--{repo.replace('/', '--')}"
         image |= {f"{top}/snapshots/{commit}/{path}": data for path, data in files.items()}
     listing = {f"/{path}": hashlib.sha256(data).hexdigest() for path, data in image.items()}
-    image["kit/content.json"] = json.dumps({"version": 1, "files": listing, "links": {}}).encode()
+    image["kit/content.json"] = content_json(listing, {})
     root = Root(path=folder / "root", out=folder / "out", cache=folder / "cache")
     for path, data in {**held, **image}.items():
         (root.path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kitbuild.guest.config import content_sha256
-from tests.guest.root import ATTENTION, ATTENTION_COMMIT, LAYERS, recipe
+from tests.guest.root import ATTENTION, ATTENTION_COMMIT, LAYERS, recipe, relist
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -322,9 +322,7 @@ def relock(root: Root) -> None:
     lock["content_sha256"] = content_sha256(lock)
     data = json.dumps(lock).encode()
     (root.path / "kit/lock.json").write_bytes(data)
-    listing = json.loads((root.path / "kit/content.json").read_bytes())
-    listing["files"]["/kit/lock.json"] = hashlib.sha256(data).hexdigest()
-    (root.path / "kit/content.json").write_text(json.dumps(listing))
+    relist(root.path, "kit/lock.json")
 
 
 def wait_for(condition: Any, run: Run) -> None:

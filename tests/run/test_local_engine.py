@@ -100,7 +100,15 @@ def test_users_environment_is_left_behind(tmp_path: Path, store: Store, run_dir:
     assert set(seen) - {"LC_CTYPE"} == {
         *("PATH", "LANG", "CUDA_VISIBLE_DEVICES"),
         *("KIT_ENGINE", "KIT_LOCKED", "KIT_ROOT", "KIT_OUT", "KIT_CACHE"),
-        *("HOME", "USER", "PYTHONPATH", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"),
+        *(
+            "HOME",
+            "USER",
+            "PYTHONPATH",
+            "PYTHONNOUSERSITE",
+            "PYTHONDONTWRITEBYTECODE",
+            "PYTHONHASHSEED",
+            "PYTHONSAFEPATH",
+        ),
     }
     assert seen["PYTHONPATH"].endswith("/opt/kit/lib/python3.11/site-packages")
     assert (seen["KIT_ENGINE"], seen["KIT_LOCKED"], seen["KIT_OUT"]) == ("local", "1", str(run_dir))
