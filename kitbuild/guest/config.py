@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.errors import LockError, Problem, VerificationError
+from kitbuild.errors import LockError, VerificationError
+from kitbuild.guest.listing import check_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -137,7 +138,7 @@ class Config:
         path = places.kit / "lock.json"
         try:
             data = path.read_bytes()
-            _check_listed(places, data)
+            check_lock(places.kit / "content.json", data)
             raw = json.loads(data)
         except (OSError, ValueError) as error:
             raise LockError(f"{places.shown(path)} cannot be read: {error}") from error
@@ -282,21 +283,6 @@ def any_world_sha256(raw: Mapping[str, Any]) -> str:
     arguments = {name: value for name, value in given.items() if name not in OF_THE_WORLD}
     defaults = {**raw["defaults"], "arguments": arguments}
     return content_sha256({**raw, "recipe": recipe, "defaults": defaults, "launch": None})
-
-
-def _check_listed(places: Places, lock: bytes) -> None:
-    """One wrong byte of the lock is told as that, before it is taken for another kind of lock."""
-    try:
-        listed = json.loads((places.kit / "content.json").read_bytes())["files"]["/kit/lock.json"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # Verification tells what is wrong with the list.
-    if listed != hashlib.sha256(lock).hexdigest():
-        problem = Problem(message="is not the file that was locked", file="/kit/lock.json")
-        raise VerificationError(
-            "/kit/lock.json differs: it was edited or damaged",
-            hint="nothing was trained; build the image again",
-            problems=[problem],
-        )
 
 
 def _dataset(item: Mapping[str, Any], folder: str) -> Dataset:

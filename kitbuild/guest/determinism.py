@@ -167,10 +167,7 @@ def _portable_flags() -> dict[str, Flag]:
 
     table: dict[str, Flag] = {}
     table["torch.mkldnn"] = _attribute(torch.backends.mkldnn, "enabled", value=False)
-    nnpack = torch.backends.nnpack
-    table["torch.nnpack"] = (nnpack.is_available, nnpack.set_flags, False)
-    if hasattr(torch._C, "_get_nnpack_enabled"):  # noqa: SLF001 - there is no public getter
-        table["torch.nnpack"] = (torch._C._get_nnpack_enabled, nnpack.set_flags, False)  # noqa: SLF001
+    table["torch.nnpack"] = (torch._C._get_nnpack_enabled, torch.backends.nnpack.set_flags, False)  # noqa: SLF001 - no other getter
     table["torch.cpu_capability"] = (torch.backends.cpu.get_cpu_capability, _leave, "AVX2")
     table["mkl.cbwr"] = (mkl_branch, _leave, "compatible")
     return table

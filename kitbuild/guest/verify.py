@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import multiprocessing
 import os
 import stat
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kitbuild.errors import Problem, VerificationError
 from kitbuild.guest import surroundings
 from kitbuild.guest.config import Config, cores
+from kitbuild.guest.listing import read_listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -90,19 +90,6 @@ def expectations(config: Config) -> tuple[dict[str, tuple[int | None, str]], dic
             problems.append(Problem(message="content.json and the lock disagree", file=places.shown(Path(path))))
         expected[path] = (item["size"], item["sha256"])
     return expected, links, problems
-
-
-def read_listing(path: Path, sha256: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
-    """Files and links of content.json, which is taken only byte for byte as kitbuild writes it (else ValueError)."""
-    data = path.read_bytes()
-    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise ValueError("it is not the one of this image")
-    content = json.loads(data)
-    if not isinstance(content, dict) or {*content} != {"version", "files", "links"} or content["version"] != 1:
-        raise ValueError("it is no list of files of version 1")
-    if data != json.dumps(content, indent=0, sort_keys=True).encode() + b"\n":
-        raise ValueError("it is not as kitbuild wrote it")
-    return content["files"], content["links"]
 
 
 def _below(root: Path, name: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kitbuild.recipe.findings import Finding, Findings
 from kitbuild.recipe.kinds import WHEEL_ATTENTION
+from kitbuild.recipe.strictness import strict
 from kitbuild.recipe.trust import remote_code
 from kitbuild.recipe.virtual_ranks import virtual_ranks
 
@@ -184,26 +185,6 @@ def lora_head(recipe: Recipe) -> Findings:
         )
 
 
-def strict(recipe: Recipe) -> Findings:
-    """What cannot give the same bits twice."""
-    if recipe.determinism.mode != "strict":
-        for key in ("virtual_ranks", "cpu_portable"):
-            if getattr(recipe.determinism, key):
-                yield Finding(("determinism", key), f"{key} goes with mode: strict only", "write mode: strict")
-        return
-    if recipe.train.get("dataloader_in_order") is False:
-        yield Finding(
-            ("train", "dataloader_in_order"),
-            "strict: batches would come in the order in which workers finish",
-            "remove it",
-        )
-    mode = recipe.train.get("torch_compile_mode")
-    if isinstance(mode, str) and mode.startswith("max-autotune"):
-        yield Finding(
-            ("train", "torch_compile_mode"), f"strict: {mode} chooses kernels by timing them", "write default"
-        )
-
-
 def _has_package(recipe: Recipe, name: str) -> bool:
     return any(package.lower().replace("_", "-").replace(".", "-") == name for package in recipe.image.packages)
 
@@ -223,7 +204,7 @@ RULES: tuple[Rule, ...] = (
     (("train",), best_checkpoint),
     (("train", "lora", "liger"), lora_head),
     (("model", "policy"), remote_code),
-    (("determinism", "train"), strict),
+    (("determinism", "train", "kernels", "launch"), strict),
     (("determinism", "launch", "batch", "kernels", "train"), virtual_ranks),
 )
 
