@@ -60,13 +60,8 @@ def test_the_list() -> None:
         (recipe(kernels={"attention": "kernels-community/flash-attn2@v2"}), {}, GROUPED, []),
         (recipe(kernels={"attention": "other/flash-attn2@v3"}), {}, GROUPED, []),
         (recipe(determinism={"mode": "strict", "virtual_ranks": 4}), {}, None, []),
-<<<<<<< HEAD
-        (recipe(image={"cuda": "cpu"}, determinism={"cpu_portable": True}), {}, None, ["KIT-2026-011"]),
-        (FLCE, {"trl": "1.15.0"}, None, ["KIT-2026-002", "KIT-2026-018"]),
-=======
         (recipe(image={"cuda": "cpu"}, determinism={"cpu_portable": True}), {}, None, []),
-        (FLCE, {"trl": "1.15.0"}, None, ["KIT-2026-002"]),
->>>>>>> e3a1e55 (cpu_portable: AVX2, oneMKL's compatible branch, oneDNN off, asserted in each worker; strict's rules in a module of their own)
+        (FLCE, {"trl": "1.15.0"}, None, ["KIT-2026-002", "KIT-2026-018"]),
         (FLCE, {"trl": "1.14.2"}, None, []),
         (recipe(liger={"rope": True}), {"trl": "1.15.0"}, None, ["KIT-2026-018"]),
         (recipe(), {"trl": "1.15.0"}, None, []),

@@ -46,7 +46,6 @@ CASES: dict[str, tuple[str | None, dict[str, Any]]] = {
     "KIT-2026-007": ("kernels.attention", {"kernels": {"attention": "flash_attention_2"}}),
     "KIT-2026-008": ("kernels.attention", {"kernels": {"attention": "flash_attention_3"}}),
     "KIT-2026-009": ("kernels.attention", {"kernels": {"attention": "flash_attention_4"}}),
-    "KIT-2026-011": (None, {"image": CPU, "determinism": {"mode": "strict", "cpu_portable": True}}),
     "KIT-2026-012": (None, packages(transformers="5.14.0", huggingface_hub="1.9.0")),
     "KIT-2026-013": (None, packages(transformers="5.17.0", huggingface_hub="1.33.0")),
     "KIT-2026-014": (None, packages(transformers="5.19.0", kernels="0.16.2")),
