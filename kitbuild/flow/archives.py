@@ -27,7 +27,7 @@ def compare(context: Context, left: Path, right: Path, *, report: Path | None, t
     allowed = allowance(tolerance, first, other=second)
     verdict = comparing.compare(first, second, allowed)
     if report is not None:
-        comparing.write_report(first, second, verdict, report)
+        comparing.write_report(first, second, verdict, report, allowed)
     wrote = () if report is None else (f"wrote {report}",)
     return Result(fields=verdict.as_json(), lines=(*verdict.lines(), *wrote), exit_code=verdict.exit_code)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -117,6 +119,23 @@ def test_each_run_is_inside_the_band_of_all(curves: list[list[float]]) -> None:
     band = _band("loss", [tuple(curve) for curve in curves])
     assert all(band.used(place, value) == 0 for curve in curves for place, value in enumerate(curve))
     assert all(left <= right for left, right in zip(band.width, band.width[1:], strict=False))
+
+
+def walk(random: Random, scale: float) -> tuple[float, ...]:
+    """Equal at the first step, then a little further each time."""
+    return (0.0, *accumulate(random.gauss(0, scale) for _ in range(100)))
+
+
+@pytest.mark.parametrize(("scale", "least", "most"), [(1, 0, 10), (10, 90, 100)])
+def test_how_often_a_band_errs(scale: float, least: int, most: int) -> None:
+    """Of a hundred runs that stray as the three repeats do few are refused; of those that stray ten times as far, most."""
+    refused = 0
+    for number in range(100):
+        random = Random(number)  # noqa: S311 - a simulation
+        band = _band("loss", [walk(random, 1e-4) for _ in range(4)])
+        judged = walk(random, scale * 1e-4)
+        refused += any(band.used(place, value) > 1 for place, value in enumerate(judged))
+    assert least <= refused <= most
 
 
 def test_equal_repeats_make_no_band(tmp_path: Path) -> None:
