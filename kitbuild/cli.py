@@ -212,6 +212,9 @@ def lock(
     diff: Annotated[
         Path | None, typer.Option("--diff", metavar="OLD", help="Say how the lock differs from OLD.")
     ] = None,
+    pylock: Annotated[
+        Path | None, typer.Option("--pylock", metavar="F", help="Write the wheels as a pylock.toml (PEP 751) too.")
+    ] = None,
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -220,7 +223,13 @@ def lock(
 
     context, terminal = _context(json_output=json_output, verbose=verbose)
     result = locking.lock(
-        context, recipe, only_check=only_check, update=frozenset(update or ()), upgrade=upgrade, diff=diff
+        context,
+        recipe,
+        only_check=only_check,
+        update=frozenset(update or ()),
+        upgrade=upgrade,
+        diff=diff,
+        pylock=pylock,
     )
     _print(terminal, "lock", result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from kitbuild.lock.changes import changes
 from kitbuild.lock.changes import lines as change_lines
 from kitbuild.lock.files import check_current, lock_path, parse_lock, read_lock, write_lock
 from kitbuild.lock.pins import names, package
+from kitbuild.lock.pylock import check_name, given_pylock, pylock_text
 from kitbuild.store import Store
 
 if TYPE_CHECKING:
@@ -28,12 +30,12 @@ if TYPE_CHECKING:
 def check(path: Path, environ: Mapping[str, str]) -> Result:
     """All that can be known of a recipe without the network: syntax, types, rules, advisories, the lock's state."""
     from kitbuild.base.targets import load_target  # noqa: PLC0415 - after the recipe is known to be one
-    from kitbuild.lock.requirements import refuse_advisories, tested_versions  # noqa: PLC0415
+    from kitbuild.lock.requirements import expected_versions, refuse_advisories  # noqa: PLC0415
 
     loaded = recipes.read(path)
     recipe = loaded.recipe
     refuse_missing(loaded)
-    versions = tested_versions(recipe, load_target(recipe.image.target))
+    versions = expected_versions(recipe, load_target(recipe.image.target), given=given_pylock(loaded)[1])
     held, state, detail = _lock_state(loaded)
     met = refuse_advisories(recipe, versions=versions, model_config=model_config(loaded, held, environ))
     memory, needs = _memory(loaded, held, environ)
@@ -113,10 +115,22 @@ def model_config(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str, 
 
 
 def lock(
-    context: Context, path: Path, *, only_check: bool, update: frozenset[str], upgrade: bool, diff: Path | None
+    context: Context,
+    path: Path,
+    *,
+    only_check: bool,
+    update: frozenset[str],
+    upgrade: bool,
+    diff: Path | None,
+    pylock: Path | None = None,
 ) -> Result:
-    """Resolve and write the lock. What an earlier lock fixed stays, but for what `update` names or on `upgrade`."""
+    """Resolve and write the lock. What an earlier lock fixed stays, but for what `update` names or on `upgrade`.
+
+    With `pylock`, its wheels are written there too, for other tools.
+    """
     loaded = recipes.read(path)
+    if pylock is not None:
+        check_name(pylock)
     old = None if diff is None else _read_old(diff)  # before it is replaced: it may be this very lock
     previous = _previous(loaded, strict=only_check)
     if previous is not None:
@@ -136,7 +150,33 @@ def lock(
         moved = changes(old, found)
         fields["differences"] = [asdict(change) for change in moved]
         lines += change_lines(moved) or [f"no difference from {diff}"]
+    if pylock is not None:
+        _write_pylock(context, loaded, found, pylock)
+        fields["pylock"] = str(pylock)
+        lines.append(f"wrote {pylock}")
     return Result(fields=fields, lines=tuple(lines))
+
+
+def _write_pylock(context: Context, loaded: LoadedRecipe, lock: Lock, path: Path) -> None:
+    """What no index has (a wheel built here, one from a folder) is laid beside it."""
+    from kitbuild.lock.wheel_places import addresses, locate_wheels  # noqa: PLC0415 - beside its one use
+    from kitbuild.store.download import fetch  # noqa: PLC0415
+
+    store, environ, progress, indexes = context.store, context.environ, context.progress, loaded.recipe.image.indexes
+    places = addresses(lock, indexes=indexes, store=store, environ=environ, progress=progress)
+    here = [wheel for wheel in lock.wheels if wheel.sha256 not in places]
+    missing = locate_wheels(here, lock=lock, indexes=indexes, store=store, environ=environ, progress=progress)
+    fetch(store, missing, progress=progress, environ=environ)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for wheel in here:
+            shutil.copyfile(store.require(wheel.sha256, name=wheel.file), path.with_name(wheel.file))
+        text = pylock_text(lock, places | {wheel.sha256: wheel.file for wheel in here})
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="name a file where you may write"
+        ) from error
 
 
 def _previous(loaded: LoadedRecipe, *, strict: bool) -> Lock | None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from kitbuild.base.find import ensure
 from kitbuild.errors import ResolveError
 from kitbuild.lock.hub import Hub, HubFile
+from kitbuild.lock.pylock import addresses_of, read_pylock
 from kitbuild.lock.wheel_places import locate_wheels
+from kitbuild.store import sha256_file
 from kitbuild.store.download import Download, fetch
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ def fetch_locked(
     """
     missing = tuple(wheel for wheel in lock.wheels if wheels and not store.has(wheel.sha256))
     if missing:
-        _fetch_wheels(lock, missing, indexes=indexes, store=store, environ=environ, progress=progress)
+        told = _told(lock, folder)
+        _fetch_wheels(lock, missing, told=told, indexes=indexes, store=store, environ=environ, progress=progress)
     downloads: list[Download] = []
     hub: Hub | None = None
     for repo, repo_type, commit, files in _hub_files(lock):
@@ -71,6 +74,7 @@ def _fetch_wheels(
     lock: Lock,
     wheels: tuple[LockedWheel, ...],
     *,
+    told: Mapping[str, str],
     indexes: Mapping[str, str],
     store: Store,
     environ: Mapping[str, str],
@@ -79,9 +83,19 @@ def _fetch_wheels(
     """From the addresses that this machine remembers; where one of them is gone, the indexes are asked anew."""
     locate = partial(locate_wheels, wheels, lock=lock, indexes=indexes, store=store, environ=environ, progress=progress)
     try:
-        fetch(store, locate(), progress=progress, environ=environ)
+        fetch(store, locate(told=told), progress=progress, environ=environ)
     except ResolveError:
         fetch(store, locate(anew=True), progress=progress, environ=environ)
+
+
+def _told(lock: Lock, folder: Path | None) -> Mapping[str, str]:
+    """Addresses from the pylock.toml beside the recipe, while it is the locked one."""
+    file = lock.package_set.pylock
+    if file is None or folder is None or not (folder / file.path).is_file():
+        return {}
+    if sha256_file(folder / file.path) != (file.sha256, file.size):
+        return {}
+    return addresses_of(read_pylock(folder / file.path))
 
 
 def trees(lock: Lock) -> Iterator[tuple[str, RepoType, LockedTree]]:

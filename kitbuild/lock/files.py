@@ -124,15 +124,10 @@ def _changed_files(lock: Lock, folder: Path, *, by_size: bool) -> Iterator[Probl
             path = place if place.is_file() else place / file.path
             if path.is_file() and not _same(path, file, by_size=by_size):
                 yield Problem(file=str(path), key=key, message="is not the locked file any more")
-    template = lock.model.chat_template
-    if (
-        template is not None
-        and (folder / template.path).is_file()
-        and not _same(folder / template.path, template, by_size=by_size)
-    ):
-        yield Problem(
-            file=str(folder / template.path), key="model.chat_template", message="is not the locked file any more"
-        )
+    single = (("model.chat_template", lock.model.chat_template), ("image.pylock", lock.package_set.pylock))
+    for key, one in single:
+        if one is not None and (folder / one.path).is_file() and not _same(folder / one.path, one, by_size=by_size):
+            yield Problem(file=str(folder / one.path), key=key, message="is not the locked file any more")
 
 
 def local_trees(lock: Lock) -> Iterator[tuple[str, LockedTree]]:

@@ -180,10 +180,11 @@ class MetAdvisory(Closed):
 
 
 class PackageSet(Closed):
-    """The tested package set that the wheels were resolved from."""
+    """The tested package set that the wheels were resolved from, or the recipe's own pylock.toml in its place."""
 
     target: str
     sha256: Sha256
+    pylock: LockedFile | None = None
 
 
 class Lock(Closed):

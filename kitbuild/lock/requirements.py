@@ -8,9 +8,12 @@ from packaging.utils import canonicalize_name
 
 from kitbuild.errors import RecipeError
 from kitbuild.lock.advisories import Advisory, met_advisories
+from kitbuild.lock.pylock import check_versions, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from packaging.pylock import Pylock
 
     from kitbuild.base.targets import Target
     from kitbuild.lock.models import LockedKernel
@@ -32,8 +35,14 @@ def requirements(recipe: Recipe, target: Target) -> dict[str, str]:
     return named | {str(canonicalize_name(name)): version for name, version in recipe.image.packages.items()}
 
 
-def tested_versions(recipe: Recipe, target: Target) -> dict[str, str]:
-    """Versions as far as they are known without resolving."""
+def expected_versions(recipe: Recipe, target: Target, *, given: Pylock | None = None) -> dict[str, str]:
+    """Versions as far as they are known without resolving: of the tested set, or of the file in its place.
+
+    RecipeError (2) where that file lacks what the recipe needs.
+    """
+    if given is not None:
+        check_versions(given, requirements(recipe, target), recipe.image.packages, path=str(recipe.image.pylock))
+        return versions_of(given)
     return {name: version.removeprefix("==") for name, version in requirements(recipe, target).items()}
 
 

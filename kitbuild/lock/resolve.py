@@ -7,6 +7,7 @@ be bad, before a base is made and packages are resolved; then base, wheels, data
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.base.find import find
@@ -19,17 +20,21 @@ from kitbuild.lock.kernel_variants import System
 from kitbuild.lock.kernels import lock_kernels
 from kitbuild.lock.models import LOCK_VERSION, Defaults, Lock, LockedModel, LockedWheel, MetAdvisory, PackageSet
 from kitbuild.lock.pins import pins_of
-from kitbuild.lock.requirements import refuse_advisories, requirements, tested_versions
+from kitbuild.lock.pylock import given_pylock
+from kitbuild.lock.requirements import expected_versions, refuse_advisories, requirements
 from kitbuild.lock.torch_builds import cuda_of_local, cuda_of_runtime
 from kitbuild.lock.trees import Trees
 from kitbuild.lock.wheel_places import fetch_wheels
-from kitbuild.lock.wheels import resolve_wheels
+from kitbuild.lock.wheels import given_wheels, resolve_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import docker
+    from packaging.pylock import Pylock
 
+    from kitbuild.base.models import LockedBase
+    from kitbuild.base.targets import Target
     from kitbuild.progress import Progress
     from kitbuild.recipe import LoadedRecipe
     from kitbuild.recipe.models import Recipe
@@ -52,7 +57,8 @@ def resolve(
     recipe = loaded.recipe
     target = load_target(recipe.image.target)
     pins = pins_of(previous, update, target=target.target)
-    tested = tested_versions(recipe, target)
+    file, given = given_pylock(loaded)
+    tested = expected_versions(recipe, target, given=given)
     refuse_advisories(recipe, versions=tested, model_config=recipe.model.config)
     hub: list[Hub] = []
 
@@ -75,13 +81,11 @@ def resolve(
         progress=progress,
         digest=pins.base,
     )
-    wheels = resolve_wheels(
-        requirements(recipe, target),
-        python=base.python,
-        glibc=base.glibc,
-        architecture=base.architecture,
-        torch_backend=target.torch_backend,
-        indexes=recipe.image.indexes,
+    wheels = _wheels(
+        recipe,
+        target,
+        base,
+        given,
         preferences=pins.versions,
         store=store,
         environ=environ,
@@ -108,7 +112,7 @@ def resolve(
         recipe_sha256=loaded.sha256,
         kitbuild=maker(),
         target=target.target,
-        package_set=PackageSet(target=target.target, sha256=target.sha256),
+        package_set=PackageSet(target=target.target, sha256=target.sha256, pylock=file),
         base=base,
         wheels=wheels,
         model=model,
@@ -120,6 +124,34 @@ def resolve(
         recipe=as_locked(recipe),
         advisories=tuple(MetAdvisory(id=item.id, severity=item.severity) for item in met),
     )
+
+
+def _wheels(
+    recipe: Recipe,
+    target: Target,
+    base: LockedBase,
+    given: Pylock | None,
+    *,
+    preferences: Mapping[str, str],
+    store: Store,
+    environ: Mapping[str, str],
+    progress: Progress,
+) -> tuple[LockedWheel, ...]:
+    """The tested set, resolved, or the wheels of a pylock.toml in its place."""
+    asked = partial(
+        resolve_wheels if given is None else given_wheels,
+        python=base.python,
+        glibc=base.glibc,
+        architecture=base.architecture,
+        torch_backend=target.torch_backend,
+        indexes=recipe.image.indexes,
+        store=store,
+        environ=environ,
+        progress=progress,
+    )
+    if given is None:
+        return asked(requirements(recipe, target), preferences=preferences)
+    return asked(given)
 
 
 def launch(recipe: Recipe) -> dict[str, Any]:

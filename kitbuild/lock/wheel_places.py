@@ -64,10 +64,12 @@ def locate_wheels(
     environ: Mapping[str, str],
     progress: Progress | None = None,
     anew: bool = False,
+    told: Mapping[str, str] | None = None,
 ) -> list[Download]:
     """Where the files of `wheels` are that the store lacks. Addresses remembered are used unless `anew`.
 
-    `indexes` are the recipe's: the lock has their names only. What was built from source is built again here and now.
+    `indexes` are the recipe's: the lock has their names only; `told` are addresses by digest that a pylock.toml beside
+    it has. What was built from source is built again here and now.
     ResolveError (4) names the files that no index offers with the locked digest.
     """
     missing = [wheel for wheel in wheels if not store.has(wheel.sha256)]
@@ -79,11 +81,24 @@ def locate_wheels(
     for wheel in (wheel for wheel in missing if wheel.built):
         rebuild(wheel, platform=platform, sources=sources, store=store, progress=progress)
     missing = [wheel for wheel in missing if not wheel.built]
-    addresses = {} if anew else _remembered(missing, store)
+    addresses = {} if anew else {**(told or {}), **_remembered(missing, store)}
     unknown = [wheel for wheel in missing if wheel.sha256 not in addresses]
     if unknown:
         addresses |= _find_again(unknown, _Ask(platform, sources, store, progress))
     return [_download(wheel, addresses[wheel.sha256], sources) for wheel in missing]
+
+
+def addresses(
+    lock: Lock, *, indexes: Mapping[str, str], store: Store, environ: Mapping[str, str], progress: Progress
+) -> dict[str, str]:
+    """Where each wheel is that is not built here and not on this machine alone, by digest; found anew where unknown."""
+    published = [wheel for wheel in lock.wheels if not wheel.built]
+    found = _remembered(published, store)
+    unknown = [wheel for wheel in published if wheel.sha256 not in found and not store.has(wheel.sha256)]
+    if unknown:
+        platform = Platform(python=lock.base.python, glibc=lock.base.glibc, architecture=lock.base.architecture)
+        found |= _find_again(unknown, _Ask(platform, Sources.read(indexes, environ), store, progress))
+    return {sha256: url for sha256, url in found.items() if not url.startswith("file:")}
 
 
 def fetch_wheels(

@@ -13,12 +13,13 @@ from kitbuild.lock.models import LockedWheel
 from kitbuild.lock.platform import Platform
 from kitbuild.lock.resolver import Resolver
 from kitbuild.lock.sdists import build_sdists
+from kitbuild.lock.torch_builds import cuda_fits, torch_build, wrong_cuda
 from kitbuild.lock.uv import Sources
 from kitbuild.lock.wheel_places import address_of, remember
 from kitbuild.store.download import Download, fetch, remote_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from packaging.pylock import Package, Pylock
 
@@ -56,59 +57,96 @@ def resolve_wheels(
             (package, wheel) for package, wheel in _select(found.pylock, platform) if package.name not in built_wheels
         ]
         names = resolver.index_names(chosen, found)
-        locked = [_lock(*item, names=names, store=store) for item in _with_digests(chosen, resolver)]
-    return tuple(sorted([*locked, *built_wheels.values()], key=lambda wheel: wheel.name))
+        locked = _lock(chosen, names, sources=sources, store=store, progress=progress)
+    return _sorted(locked, built_wheels)
+
+
+def given_wheels(
+    pylock: Pylock,
+    *,
+    python: str,
+    glibc: str,
+    architecture: str,
+    torch_backend: str | None,
+    indexes: Mapping[str, str],
+    store: Store,
+    environ: Mapping[str, str],
+    progress: Progress,
+) -> tuple[LockedWheel, ...]:
+    """The wheels of a pylock.toml that fit the target; what it has as source and `sdists` knows is built."""
+    platform = Platform(python=python, glibc=glibc, architecture=architecture)
+    sources = Sources.read(indexes, environ)
+    fitting = list(_fitting(pylock, platform))
+    chosen = [(package, item) for package, item in fitting if isinstance(item, PackageWheel)]
+    if torch_backend is not None and not cuda_fits(pylock, torch_backend, "older"):
+        raise wrong_cuda(pylock, torch_backend)
+    source = {str(package.name): package for package, item in fitting if not isinstance(item, PackageWheel)}
+    wanted = {name: str(package.version) for name, package in source.items()}
+    with build_sdists(wanted, platform=platform, sources=sources, store=store, progress=progress) as (_, built):
+        for name, package in source.items():
+            expected = package.sdist.hashes.get("sha256") if package.sdist else None
+            facts = built[name].built if name in built else None
+            if facts is None or facts.sdist_sha256 != expected:
+                raise ResolveError(
+                    f"the pylock file has {name} {package.version} without a wheel for the target",
+                    hint="as source there may be only what kitbuild builds repeatably, from the file that the index has",
+                )
+    by_address = {url.rstrip("/"): name for name, url in indexes.items()}
+    names = {str(package.name): by_address.get(str(package.index).rstrip("/"), "pylock") for package, _ in chosen}
+    names |= {str(package.name): f"pytorch-{build}" for package, _ in chosen if (build := torch_build(package))}
+    return _sorted(_lock(chosen, names, sources=sources, store=store, progress=progress), built)
+
+
+def _sorted(found: Iterable[LockedWheel], built: Mapping[str, LockedWheel]) -> tuple[LockedWheel, ...]:
+    return tuple(sorted([*found, *built.values()], key=lambda wheel: wheel.name))
 
 
 def _select(pylock: Pylock, platform: Platform) -> Iterator[tuple[Package, PackageWheel]]:
+    for package, item in _fitting(pylock, platform):
+        if not isinstance(item, PackageWheel):
+            raise ResolveError(f"{package.name} {package.version} has no wheel for the target")
+        yield package, item
+
+
+def _fitting(pylock: Pylock, platform: Platform) -> Iterator[tuple[Package, object]]:
     try:
-        for package, item in pylock.select(environment=platform.environment, tags=platform.tags):
-            if not isinstance(item, PackageWheel):
-                raise ResolveError(f"{package.name} {package.version} has no wheel for the target")
-            yield package, item
+        yield from pylock.select(environment=platform.environment, tags=platform.tags)
     except PylockSelectError as error:
         raise ResolveError(f"no wheel for the target: {error}") from error
 
 
-def _with_digests(
-    chosen: Sequence[tuple[Package, PackageWheel]], resolver: Resolver
-) -> Iterator[tuple[Package, PackageWheel, str, int]]:
+def _lock(
+    chosen: Sequence[tuple[Package, PackageWheel]],
+    names: Mapping[str, str],
+    *,
+    sources: Sources,
+    store: Store,
+    progress: Progress,
+) -> Iterator[LockedWheel]:
     """With digest and size of each wheel; what an index does not say is asked for, at worst by fetching."""
-    environ = resolver.sources.environ
+    environ = sources.environ
     for package, wheel in chosen:
         address = address_of(wheel)
-        headers = resolver.sources.headers(address)
+        headers = sources.headers(address)
         sha256 = wheel.hashes.get("sha256")
         if sha256 is None:
             item = Download(name=wheel.filename, url=address, headers=headers)
-            sha256 = fetch(resolver.store, [item], progress=resolver.progress, environ=environ)[item]
+            sha256 = fetch(store, [item], progress=progress, environ=environ)[item]
         size = wheel.size
-        if size is None and resolver.store.has(sha256):
-            size = resolver.store.path(sha256).stat().st_size
+        if size is None and store.has(sha256):
+            size = store.path(sha256).stat().st_size
         if size is None:
             size = remote_size(Download(name=wheel.filename, url=address, headers=headers), environ=environ)
         if size is None:
             item = Download(name=wheel.filename, url=address, sha256=sha256, headers=headers)
-            fetch(resolver.store, [item], progress=resolver.progress, environ=environ)
-            size = resolver.store.path(sha256).stat().st_size
-        yield package, wheel, sha256, size
-
-
-def _lock(
-    package: Package,
-    wheel: PackageWheel,
-    sha256: str,
-    size: int,
-    *,
-    names: Mapping[str, str],
-    store: Store,
-) -> LockedWheel:
-    remember(sha256, address_of(wheel), store=store)
-    return LockedWheel(
-        name=package.name,
-        version=str(package.version),
-        file=unquote(wheel.filename),
-        size=size,
-        sha256=sha256,
-        index=names.get(package.name, "pypi"),
-    )
+            fetch(store, [item], progress=progress, environ=environ)
+            size = store.path(sha256).stat().st_size
+        remember(sha256, address, store=store)
+        yield LockedWheel(
+            name=package.name,
+            version=str(package.version),
+            file=unquote(wheel.filename),
+            size=size,
+            sha256=sha256,
+            index=names.get(package.name, "pypi"),
+        )

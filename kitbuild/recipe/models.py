@@ -182,6 +182,9 @@ class Image(Closed):
         dict[PackageName, Annotated[Text, AfterValidator(without_password)]],
         Field(description="package indexes by name; the lock keeps the name only"),
     ] = Field(default_factory=dict)
+    pylock: Annotated[
+        Text | None, Field(description="pylock.toml, relative to the recipe: these wheels, no others")
+    ] = None
     bake: Annotated[
         tuple[Literal["model", "dataset"], ...], Field(description="what goes into the image too; kernels always do")
     ] = ()

@@ -85,6 +85,7 @@ def missing_inputs(loaded: LoadedRecipe) -> Iterator[Problem]:
     named: list[tuple[str, str | None]] = [
         ("model.path", recipe.model.path),
         ("model.chat_template", recipe.model.chat_template),
+        ("image.pylock", recipe.image.pylock),
         ("model.tokenizer.path", recipe.model.tokenizer.path if recipe.model.tokenizer else None),
         *((f"dataset.{'' if single else f'{index}.'}path", item.path) for index, item in enumerate(recipe.dataset)),
         ("evaluate.dataset.path", recipe.evaluate.dataset.path if recipe.evaluate else None),

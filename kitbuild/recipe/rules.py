@@ -186,7 +186,10 @@ def lora_head(recipe: Recipe) -> Findings:
 
 
 def _has_package(recipe: Recipe, name: str) -> bool:
-    return any(package.lower().replace("_", "-").replace(".", "-") == name for package in recipe.image.packages)
+    """Named in the recipe, or perhaps in its pylock.toml, which is asked later."""
+    return recipe.image.pylock is not None or any(
+        package.lower().replace("_", "-").replace(".", "-") == name for package in recipe.image.packages
+    )
 
 
 Rule = tuple[tuple[str, ...], Callable[["Recipe"], Findings]]
