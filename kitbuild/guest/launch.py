@@ -15,6 +15,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -187,3 +188,15 @@ def enter_worker(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         sys.exit(1)
+
+
+def meet(scratch: Path) -> None:
+    """Go on when every worker of this node is forked.
+
+    A worker's first connection makes the agent's store thread look up a name; a fork in that moment copies the
+    resolver's lock as taken, and the new worker would wait for it for ever.
+    """
+    folder, wanted = scratch / "elastic", int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    (folder / f"forked-{os.environ.get('LOCAL_RANK', '0')}").touch()
+    while len(list(folder.glob("forked-*"))) < wanted:
+        time.sleep(0.005)

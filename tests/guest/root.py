@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 ATTENTION_COMMIT, LAYERS_COMMIT = "a" * 40, "b" * 40
 ZERO = "0" * 64
+RECIPE = b"kitbuild: 1\n"
 TEMPLATE = (
     b"{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
     b"{%- if message.role == 'assistant' %}{% generation %}{{- message.content + '<|im_end|>' }}{% endgeneration %}"
@@ -106,7 +107,7 @@ def lock_of(
     )  # fmt: skip
     names = sorted(name for name in inputs if name.startswith("data/"))
     return Lock(
-        version=1, name=given.name, recipe_sha256=ZERO, kitbuild=Maker(version="0.1.0", guest_sha256=ZERO, layout=1),
+        version=1, name=given.name, recipe_sha256=hashlib.sha256(RECIPE).hexdigest(), kitbuild=Maker(version="0.1.0", guest_sha256=ZERO, layout=1),
         target=given.image.target, package_set=PackageSet(target="cpu", sha256=ZERO), base=base, wheels=(),
         model=LockedModel(
             weights=tree("model") if "model" in inputs else None, config=given.model.config,
@@ -172,7 +173,7 @@ def build(
         held["inputs/chat_template.jinja"] = TEMPLATE
     image = {
         "kit/lock.json": lock.to_bytes(),
-        "kit/recipe.yaml": b"kitbuild: 1\n",
+        "kit/recipe.yaml": RECIPE,
         "opt/kit/lib/fake.py": b"# one file of the venv\n",
     }
     for repo, (commit, files) in repos.items():
