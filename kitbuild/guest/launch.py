@@ -160,8 +160,13 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     begin = int(os.environ.get("NODE_RANK", "0")) * launch.processes_per_node if launch.nodes > 1 else 0
     ranks = range(begin, begin + launch.processes_per_node)
     stop.listen()
+
+    def forked() -> None:
+        _meet(logs)
+        worker()
+
     try:
-        elastic_launch(LaunchConfig(**{key: value for key, value in wanted.items() if key in known}), worker)()
+        elastic_launch(LaunchConfig(**{key: value for key, value in wanted.items() if key in known}), forked)()
     except ChildFailedError as error:
         raise failures.first_error(
             scratch, {rank: item.exitcode for rank, item in error.failures.items()}, ranks, stopping=stop.requested
@@ -170,6 +175,17 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     if len(results) != launch.processes_per_node:
         raise failures.first_error(scratch, {}, ranks, stopping=stop.requested)
     return results
+
+
+def _meet(folder: Path) -> None:
+    """Go on when every worker of this node is forked.
+
+    A worker's first connection makes the agent's store thread look up a name; a fork in that moment copies the
+    resolver's lock as taken, and the new worker would wait for it for ever.
+    """
+    (folder / f"forked-{os.environ['LOCAL_RANK']}").touch()
+    while len(list(folder.glob("forked-*"))) < int(os.environ["LOCAL_WORLD_SIZE"]):
+        time.sleep(0.005)
 
 
 def _rendezvous(config: Config) -> dict[str, Any]:
@@ -188,15 +204,3 @@ def enter_worker(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         sys.exit(1)
-
-
-def meet(scratch: Path) -> None:
-    """Go on when every worker of this node is forked.
-
-    A worker's first connection makes the agent's store thread look up a name; a fork in that moment copies the
-    resolver's lock as taken, and the new worker would wait for it for ever.
-    """
-    folder, wanted = scratch / "elastic", int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    (folder / f"forked-{os.environ.get('LOCAL_RANK', '0')}").touch()
-    while len(list(folder.glob("forked-*"))) < wanted:
-        time.sleep(0.005)

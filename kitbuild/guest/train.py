@@ -80,7 +80,6 @@ class Worker:
     def run(self) -> None:
         """A rank's whole life; leaves a result or an error for the process that started it."""
         launch.enter_worker(self.parent)
-        launch.meet(self.config.places.scratch)
         self.stop.listen()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.rank = int(os.environ.get("RANK", "0"))
