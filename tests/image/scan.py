@@ -68,6 +68,8 @@ def unwanted(layer: Path, *, locked: Iterable[str]) -> Iterator[str]:
     with tarfile.open(layer) as archive:
         for member in archive:
             name = member.name
+            if "/_vendor/" in name:  # what a wheel brings of other packages, their notes included
+                continue
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in UNWANTED):
                 yield name
             folder = re.search(r"/site-packages/([^/]+)", name)

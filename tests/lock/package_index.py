@@ -7,11 +7,11 @@ import contextlib
 import hashlib
 import html
 import io
-import threading
 import zipfile
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
+
+from tests.web_server import Handler, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,17 +94,13 @@ class PackageIndex:
         return f"<!DOCTYPE html><html><body>{''.join(lines)}</body></html>".encode()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     state: PackageIndex
 
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
+    def do_HEAD(self) -> None:  # noqa: N802 - the name is http.server's
         self._answer(with_body=False)
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name is http.server's
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
@@ -133,22 +129,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-
 @contextlib.contextmanager
 def serving() -> Iterator[PackageIndex]:
     """An index on a free local port, stopped at the end."""
     state = PackageIndex()
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"state": state}))
-    state.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with running(_Handler, state) as state.port:
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

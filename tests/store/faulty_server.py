@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import re
 import socket
 import struct
-import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
+
+from tests.web_server import Handler, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,14 +37,10 @@ class Faulty:
         return [headers for seen, headers in self.seen if seen == path]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     state: Faulty
 
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name is http.server's
         state = self.state
         state.seen.append((self.path, {key.lower(): value for key, value in self.headers.items()}))
         if self.path in state.redirects:
@@ -53,8 +50,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = state.bodies.get(self.path)
         if fault.isdigit():
             self._empty(int(fault), {})
-        elif fault.startswith("429 "):
-            self._empty(429, {"Retry-After": fault.removeprefix("429 ")})
+        elif match := re.fullmatch(r"(429|503) (.+)", fault):
+            self._empty(int(match[1]), {"Retry-After": match[2]})
         elif fault == "hang":
             time.sleep(3)
         elif fault == "reset":
@@ -109,9 +106,10 @@ class _Handler(BaseHTTPRequestHandler):
             rest = rest[: len(rest) // 2]
         if fault == "flipped":
             rest = rest[:-1] + bytes([rest[-1] ^ 1])
-        for offset in range(0, len(rest), 65536):
-            self.wfile.write(rest[offset : offset + 65536])
-            time.sleep(self.state.delay_seconds)
+        pieces = 20 if fault == "drip" else max(1, len(rest) // 65536)
+        for piece in range(pieces):
+            self.wfile.write(rest[len(rest) * piece // pieces : len(rest) * (piece + 1) // pieces])
+            time.sleep(0.1 if fault == "drip" else self.state.delay_seconds)
         if fault == "stall":
             self.wfile.flush()
             time.sleep(3)
@@ -119,25 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass
-
-
 @contextlib.contextmanager
 def serving() -> Iterator[Faulty]:
     """A server on a free local port, stopped at the end."""
     state = Faulty()
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"state": state}))
-    state.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with running(_Handler, state) as state.port:
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -98,12 +98,23 @@ def test_what_may_pass_is_tried_again(store: Store, server: Faulty, fault: str) 
 
 
 def test_the_server_says_how_long_to_wait(store: Store, server: Faulty) -> None:
-    """Retry-After in seconds is obeyed; a date in the past is no wait; without one the wait doubles."""
+    """Retry-After in seconds is obeyed; a date in the past is no wait; without one the wait doubles; two minutes are most."""
     server.bodies["/w.whl"] = BODY
-    server.faults["/w.whl"] = ["429 7", "429 Wed, 21 Oct 2015 07:28:00 GMT", "503", "503"]
+    server.faults["/w.whl"] = ["429 7", "503 Wed, 21 Oct 2015 07:28:00 GMT", "503", "503 3600"]
     waits: list[float] = []
     bring(store, download(server), waits=waits)
-    assert waits == [7.0, 0.0, 4.0, 8.0]
+    assert waits == [7.0, 0.0, 4.0, 120.0]
+
+
+def test_a_slow_server_is_waited_for(store: Store, server: Faulty) -> None:
+    """What keeps coming is no stall, however long all of it takes."""
+    server.bodies["/w.whl"] = BODY
+    server.faults["/w.whl"] = ["drip"]
+    begun = time.monotonic()
+    bring(store, download(server))
+    assert time.monotonic() - begun > 3 * QUICK.stall_seconds
+    assert len(server.requests("/w.whl")) == 1
+    assert store.path(SHA256).read_bytes() == BODY
 
 
 def test_a_truncated_body_is_taken_up_where_it_ended(store: Store, server: Faulty) -> None:
