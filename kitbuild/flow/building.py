@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kitbuild import recipe as recipes
-from kitbuild.errors import UsageError
+from kitbuild.errors import LockError, Problem, ResolveError, UsageError
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.locking import ensure_lock
 from kitbuild.image import assemble, base_compiler, load, write_oci
 from kitbuild.image.known import remember_image
+from kitbuild.lock.closure import closure
 from kitbuild.lock.fetch import fetch_locked
+from kitbuild.lock.files import check_current, local_trees, lock_path, read_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,6 +160,7 @@ def fetch(
     loaded = recipes.read(path)
     if source is not None:
         read_bundle(source, context.store, progress=context.progress)
+        check_carried(context, loaded, source)
     locked = ensure_lock(context, loaded)
     fetch_all(context, locked, loaded)
     blobs = sorted(closure(locked))
@@ -180,6 +183,26 @@ def fetch(
         fields["inputs"] = str(inputs)
         lines.append(f"wrote {inputs}: mount it, or put it where the nodes see it")
     return Result(fields=fields, lines=tuple(lines))
+
+
+def check_carried(context: Context, loaded: LoadedRecipe, source: Path) -> None:
+    """Exit 3 without a lock, exit 4 where the store lacks what it names: nobody is asked where there is no network."""
+    lock = read_lock(loaded.path)
+    if lock is None:
+        raise LockError(
+            f"there is no {lock_path(loaded.path)}: a bundle has the files of a lock, not the lock",
+            hint="carry it beside the recipe, from the machine that wrote the bundle",
+        )
+    check_current(loaded, lock)
+    local = {file.sha256 for _key, tree in local_trees(lock) for file in tree.files}
+    local |= {lock.model.chat_template.sha256} if lock.model.chat_template else set()
+    absent = [name for sha256, name in closure(lock).items() if sha256 not in local and not context.store.has(sha256)]
+    if absent:
+        raise ResolveError(
+            f"{source} lacks {len(absent)} of the lock's files, such as {absent[0]}",
+            hint=f"it was written for another lock; write it again: kitbuild fetch {loaded.path} --bundle {source.name}",
+            problems=[Problem(message=f"{name} is not in the store") for name in absent],
+        )
 
 
 def copy_inputs(lock: Lock, folder: Path, *, store: Store) -> None:
@@ -208,14 +231,3 @@ def copy_inputs(lock: Lock, folder: Path, *, store: Store) -> None:
             raise UsageError(
                 f"{target} cannot be written: {error.strerror or error}", hint="name a folder where there is room"
             ) from error
-
-
-def closure(lock: Lock) -> set[str]:
-    """sha256 of every blob that the lock needs."""
-    from kitbuild.lock.fetch import trees  # noqa: PLC0415 - beside its one use
-
-    found = {wheel.sha256 for wheel in lock.wheels}
-    found |= {file.sha256 for _, _, tree in trees(lock) for file in tree.files}
-    found |= {file.sha256 for kernel in lock.kernels for file in kernel.files}
-    found |= {lock.model.chat_template.sha256} if lock.model.chat_template else set()
-    return found | {digest.removeprefix("sha256:") for digest in (lock.base.config_digest, *lock.base.diff_ids)}

@@ -99,8 +99,8 @@ def store_verify(context: Context, *, repair: bool) -> Result:
 
 def store_gc(context: Context, folders: tuple[Path, ...]) -> Result:
     """Drop what no lock below `folders` names: downloads, layers, environments. What is younger than a day stays."""
-    from kitbuild.flow.building import closure  # noqa: PLC0415 - beside its one use
     from kitbuild.image.kept import drop_dead_records, drop_environments, made_for, named_bases  # noqa: PLC0415
+    from kitbuild.lock.closure import closure  # noqa: PLC0415
     from kitbuild.lock.files import parse_lock  # noqa: PLC0415
 
     for folder in folders:
@@ -114,7 +114,7 @@ def store_gc(context: Context, folders: tuple[Path, ...]) -> Result:
     store = context.store
     needed = made_for(kept, store) | named_bases(store)
     for lock in kept:
-        needed |= closure(lock)
+        needed |= closure(lock).keys()
     freed = gc(store, needed)
     environments = drop_environments(store, {lock.sha256 for lock in kept})
     drop_dead_records(store)

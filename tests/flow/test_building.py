@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,10 +12,13 @@ import pytest
 from kitbuild.errors import ImageError, LockError, ResolveError, UsageError
 from kitbuild.flow import building
 from kitbuild.flow.context import Context
-from kitbuild.lock.files import lock_path, write_lock
+from kitbuild.image import HostCompiler, assemble
+from kitbuild.lock.closure import closure
+from kitbuild.lock.files import lock_path, read_lock, write_lock
+from kitbuild.lock.models import Built, LockedWheel
 from kitbuild.progress import Silent
 from kitbuild.recipe import read
-from tests.image.kit import make_lock, new_store
+from tests.image.kit import locked_wheel, make_lock, make_wheel, new_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -40,8 +44,16 @@ def recipe(tmp_path: Path, full: Context) -> Path:
     """A recipe with a current lock, all of whose files are in the store `full`."""
     shutil.copytree(REPOSITORY / "recipes/data", tmp_path / "data")
     path = Path(shutil.copy(REPOSITORY / "recipes/tiny-cpu.yaml", tmp_path / "tiny.yaml"))
-    write_lock(path, make_lock(full.store, recipe_sha256=read(path).sha256))
+    write_lock(path, make_lock(full.store, wheels(full), recipe_sha256=read(path).sha256))
     return path
+
+
+def wheels(context: Context) -> tuple[LockedWheel, ...]:
+    """One from an index, one that was built from source, which no index has."""
+    built = Built(sdist_sha256="5" * 64, python="3.11", requires=("setuptools==80.9.0",), env={"TZ": "UTC"})
+    made = locked_wheel(context.store, *make_wheel("made", {"made.py": b"x = 1\n"}))
+    plain = locked_wheel(context.store, *make_wheel("tool", {"tool.py": b"x = 2\n"}))
+    return plain, made.model_copy(update={"index": "built", "built": built})
 
 
 def test_bundle_carries_everything(full: Context, recipe: Path, tmp_path: Path) -> None:
@@ -52,7 +64,43 @@ def test_bundle_carries_everything(full: Context, recipe: Path, tmp_path: Path) 
     other = context(tmp_path / "other")
     carried = building.fetch(other, recipe, bundle=None, source=bundle)
     assert carried.fields == {key: value for key, value in told.fields.items() if key != "bundle"}
-    assert carried.fields["blobs"] == len(building.closure(make_lock(other.store)))
+    assert carried.fields["blobs"] == len(closure(make_lock(other.store, wheels(other))))
+
+
+def test_carried_closure_gives_the_image(full: Context, recipe: Path, tmp_path: Path) -> None:
+    """On the other machine the image is assembled from what came out of the bundle, to the same digests."""
+    building.fetch(full, recipe, bundle=tmp_path / "b.tar", source=None)
+    other = context(tmp_path / "other")
+    building.fetch(other, recipe, bundle=None, source=tmp_path / "b.tar")
+    lock = read_lock(recipe)
+    assert lock is not None
+    compiler = HostCompiler(Path(sys.executable))
+    images = [
+        assemble(lock, recipe=recipe.read_bytes(), store=place.store, compiler=compiler, progress=Silent())
+        for place in (full, other)
+    ]
+    assert images[0].manifest_digest == images[1].manifest_digest
+
+
+def test_bundle_without_the_lock(full: Context, recipe: Path, tmp_path: Path) -> None:
+    """A bundle does not bring the lock: exit 3 that says so, and nobody is asked for a new one."""
+    building.fetch(full, recipe, bundle=tmp_path / "b.tar", source=None)
+    lock_path(recipe).unlink()
+    with pytest.raises(LockError, match=r"there is no .*tiny\.lock\.json: a bundle has the files of a lock"):
+        building.fetch(context(tmp_path / "other"), recipe, bundle=None, source=tmp_path / "b.tar")
+    assert not lock_path(recipe).exists()
+
+
+def test_bundle_of_another_lock(full: Context, recipe: Path, tmp_path: Path) -> None:
+    """What it lacks is listed, exit 4, and the network is not asked; what it has stays in the store."""
+    building.fetch(full, recipe, bundle=tmp_path / "b.tar", source=None)
+    more = locked_wheel(full.store, *make_wheel("more", {"more.py": b"x = 3\n"}))
+    write_lock(recipe, make_lock(full.store, (*wheels(full), more), recipe_sha256=read(recipe).sha256))
+    other = context(tmp_path / "other")
+    with pytest.raises(ResolveError, match=r"b\.tar lacks 1 of the lock's files, such as more-1\.0-") as caught:
+        building.fetch(other, recipe, bundle=None, source=tmp_path / "b.tar")
+    assert [problem.message for problem in caught.value.problems] == [f"{more.file} is not in the store"]
+    assert all(other.store.has(wheel.sha256) for wheel in wheels(full))
 
 
 def test_bundle_that_cannot_be_written(full: Context, recipe: Path) -> None:

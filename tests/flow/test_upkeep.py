@@ -15,9 +15,9 @@ import pytest
 from kitbuild.base import bases
 from kitbuild.errors import LockError, UsageError, VerificationError
 from kitbuild.flow import upkeep
-from kitbuild.flow.building import closure
 from kitbuild.flow.context import Context
 from kitbuild.image import HostCompiler, Image, assemble, materialise
+from kitbuild.lock.closure import closure
 from kitbuild.progress import Silent
 from tests.base import made
 from tests.image.kit import RECIPE, locked_wheel, make_lock, make_wheel, new_store
@@ -44,7 +44,7 @@ def age(context: Context) -> None:
 def test_closure_is_all_that_a_lock_names(context: Context) -> None:
     """Every digest is in the store after it was filled, and none is missing from the closure."""
     lock = make_lock(context.store)
-    found = closure(lock)
+    found = closure(lock).keys()
     assert all(context.store.has(sha256) for sha256 in found)
     assert {wheel.sha256 for wheel in lock.wheels} <= found
     assert {file.sha256 for kernel in lock.kernels for file in kernel.files} <= found
