@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.errors import LockError, VerificationError
+from kitbuild.errors import LockError, UsageError, VerificationError
 from kitbuild.guest.listing import check_lock
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LOCK_VERSION = 1
 OF_THE_WORLD = ("gradient_accumulation_steps", "ddp_backend")  # arguments that follow from the number of processes
+CHECKPOINT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,7 @@ class Config:
     resume: bool
     resume_only: bool
     measure: bool
+    checkpoint_seconds: float | None
     image: Mapping[str, Any]
     hardening: Mapping[str, Any]
 
@@ -158,6 +160,7 @@ class Config:
             resume=environ.get("KIT_RESUME") in {"1", "auto"},
             resume_only=environ.get("KIT_RESUME") == "1",
             measure=environ.get("KIT_MEASURE") == "1",
+            checkpoint_seconds=checkpoint_seconds(environ.get("KIT_CHECKPOINT_SECONDS")),
             image=json.loads(environ.get("KIT_IMAGE") or "{}"),
             hardening=json.loads(environ.get("KIT_HARDENING") or "{}"),
         )
@@ -269,6 +272,12 @@ class Config:
         return self.places.inputs / ("tokenizer" if self.raw["model"]["tokenizer"] else "model")
 
 
+def identity_sha256(raw: Mapping[str, Any]) -> str:
+    """What a resumed run has to have in common with what it was: with virtual ranks, not the number of processes."""
+    given = raw["recipe"].get("determinism")
+    return any_world_sha256(raw) if isinstance(given, dict) and given.get("virtual_ranks") else content_sha256(raw)
+
+
 def content_sha256(raw: Mapping[str, Any]) -> str:
     """Digest of all of a lock but what names it (the host computes the same)."""
     body = {key: value for key, value in raw.items() if key not in ("recipe_sha256", "name", "content_sha256")}
@@ -283,6 +292,15 @@ def any_world_sha256(raw: Mapping[str, Any]) -> str:
     arguments = {name: value for name, value in given.items() if name not in OF_THE_WORLD}
     defaults = {**raw["defaults"], "arguments": arguments}
     return content_sha256({**raw, "recipe": recipe, "defaults": defaults, "launch": None})
+
+
+def checkpoint_seconds(text: str | None) -> float | None:
+    """From KIT_CHECKPOINT_SECONDS; None: never."""
+    try:
+        seconds = float(text or CHECKPOINT_SECONDS)
+    except ValueError as error:
+        raise UsageError(f"KIT_CHECKPOINT_SECONDS is {text!r}", hint="a number of seconds; 0 for never") from error
+    return seconds if seconds > 0 else None
 
 
 def _dataset(item: Mapping[str, Any], folder: str) -> Dataset:

@@ -10,20 +10,32 @@ import json
 import os
 import sys
 import time
-import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
-from shutil import copyfile, rmtree
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from kitbuild import __version__
 from kitbuild.errors import KitbuildError, Problem, RunError, StoppedError
-from kitbuild.guest import determinism, kernels, launch, manifest, preflight, record, seal, surroundings
+from kitbuild.guest import (
+    checkpoints,
+    claim,
+    determinism,
+    kernels,
+    launch,
+    manifest,
+    preflight,
+    record,
+    seal,
+    surroundings,
+)
 from kitbuild.guest.config import Config, Places
 from kitbuild.guest.verify import Verification
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from kitbuild.guest.checkpoints import Checkpoint
 
 HASH_SEED = "PYTHONHASHSEED"
 
@@ -67,13 +79,20 @@ class Session:
             verification.close()
         self.seconds["verify"] = time.perf_counter() - clock
         self.stop.check("verify")
+        found = self.resumed()
         self.phase(
             "launch",
             f"{config.launch.processes_per_node} process(es), {config.launch.threads_per_process} thread(s) each",
         )
         from kitbuild.guest.train import Worker
 
-        worker = Worker(config, self.terminal, self.stop, started=self.started, mode=mode, parent=os.getpid())
+        worker = Worker(
+            config, self.terminal, self.stop, started=self.started, mode=mode, parent=os.getpid(), found=found
+        )
+        try:  # Where nobody lives to say more.
+            manifest.write(config, {"started": _utc(self.started)})
+        except OSError as problem:
+            raise unrecorded(problem) from problem
         self.phase_name = "train"
         self.collect(launch.run(config, worker.run, self.stop))
 
@@ -91,6 +110,15 @@ class Session:
             "not_guaranteed": determinism.not_guaranteed(config),
         }
         determinism.apply(config, os.environ)
+
+    def resumed(self) -> Checkpoint | None:
+        """Where to go on from."""
+        found, told = claim.find(self.config)
+        for text in told:
+            self.terminal.say(text)
+        if found is not None:
+            self.terminal.say(f"resume: from {found.folder.name}")
+        return found
 
     def collect(self, results: dict[int, dict[str, Any]]) -> None:
         """The ranks' results as parts of the manifest."""
@@ -119,13 +147,18 @@ class Session:
             raise StoppedError(text, hint="resume with kitbuild run --resume RUN")
         self.parts["complete"] = True
 
-    def close(self, error: KitbuildError | None) -> None:
-        """exit.json and manifest.json."""
+    def close(self, error: KitbuildError | None) -> KitbuildError | None:
+        """manifest.json and exit.json, each whether or not the other can be written; what went wrong in the end."""
         out = self.config.places.out
         self.seconds["total"] = time.time() - self.started
+        self.parts["complete"] = error is None and self.parts.get("complete", False)
         self.parts.setdefault("results", {})["seconds"] = self.seconds
         self.parts |= {"driver": manifest.driver(), "started": _utc(self.started), "finished": _utc(time.time())}
-        manifest.write(self.config, self.parts)
+        try:
+            manifest.write(self.config, dict(self.parts))
+        except OSError as problem:
+            record.trace()
+            error = error or unrecorded(problem)
         told: dict[str, Any] = (
             {"exit_code": 0, "code": "ok", "message": "trained", "hint": None, "problems": []}
             if error is None
@@ -133,8 +166,18 @@ class Session:
         )
         done = self.steps_done or len(record.read_metrics(out / "metrics.jsonl"))
         rest = {"schema": "kitbuild.exit/1", "phase": self.phase_name, "steps_done": done, "steps": self.steps}
-        record.write_json(out / "exit.json", {**told, **rest})
+        try:
+            record.write_json(out / "exit.json", {**told, **rest})
+        except OSError as problem:
+            record.trace()
+            error = error or unrecorded(problem)
         self.status.write("done", told["message"], step=done, steps=self.steps)
+        return error
+
+
+def unrecorded(problem: OSError) -> RunError:
+    """The run itself may have gone well; without its record it is worth nothing."""
+    return RunError(f"the run cannot be recorded: {problem}", hint="free space for the run directory, then resume")
 
 
 def _utc(seconds: float) -> str:
@@ -145,58 +188,55 @@ def train(config: Config, terminal: record.Terminal, started: float, mode: str) 
     """Run the phases; the exit code says how it went."""
     places = config.places
     try:
-        if _taken(config):
-            text = f"{places.out} holds a run already"
-            return report(terminal, RunError(text, hint="use an empty directory that this user can write"))
-        (places.out / "logs").mkdir(parents=True, exist_ok=True)
-        seal.lift(places.out)
+        if claim.done(config):
+            terminal.say(f"the run in {places.out} is finished")
+            return 0
+        held = claim.take(config)
         rmtree(places.scratch, ignore_errors=True)
         places.scratch.mkdir(parents=True)
         for name in ("lock.json", "recipe.yaml"):
             if (places.kit / name).exists():
-                copyfile(places.kit / name, places.out / name)
+                record.write_bytes(places.out / name, (places.kit / name).read_bytes())
     except OSError as error:
-        hint = f"mount directories that user {os.getuid()} can write to"
-        refusal = RunError(f"{error.filename} is not writable: {error.strerror}", hint=hint)
+        hint = f"mount directories that user {os.getuid()} can write to, with space in them"
+        refusal = RunError(f"{error.filename or places.out} is not writable: {error.strerror}", hint=hint)
         _record_refusal(places, refusal, "preflight")
         return report(terminal, refusal)
-    terminal.capture(places.out / "logs" / "guest.log")
+    try:
+        return _train(config, terminal, started, mode)
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _train(config: Config, terminal: record.Terminal, started: float, mode: str) -> int:
+    terminal.capture(config.places.out / "logs" / "guest.log")
     session = Session(config, terminal, started)
     session.stop.listen()
     failure: KitbuildError | None = None
     try:
         session.run(mode)
     except KitbuildError as error:
-        traceback.print_exc()
+        record.trace()
         failure = error
     except Exception as error:  # noqa: BLE001 - the one place where a bug becomes a message
-        traceback.print_exc()
+        record.trace()
         text = f"unexpected {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         failure = KitbuildError(text, hint="please report it, with logs/guest.log")
+    failure = session.close(failure)
     try:
-        session.close(failure)
         terminal.release()
-        seal.write(places.out)
-    except OSError as error:
-        traceback.print_exc()
-        failure = failure or RunError(f"the run cannot be recorded: {error}", hint="free space for the run directory")
+        seal.write(config.places.out)
+    except OSError as problem:
+        failure = session.close(failure or unrecorded(problem))
     if failure is not None:
         return report(terminal, failure)
+    checkpoints.clean(config)
     total = session.seconds["total"]
     terminal.say(
         f"done: {session.steps_done} steps in {total:.1f} s" if mode == "train" else f"{mode}: every kernel is right"
     )
     return 0
-
-
-def _taken(config: Config) -> bool:
-    """Whether a run is recorded there that would be written over: any, or, where one is resumed, a finished one."""
-    out = config.places.out
-    if not config.resume:
-        return any((out / name).exists() for name in ("manifest.json", "exit.json"))
-    with suppress(OSError, ValueError):
-        return bool(json.loads((out / "exit.json").read_bytes()).get("exit_code") == 0)
-    return False
 
 
 def _record_refusal(places: Places, error: KitbuildError, phase: str) -> None:
@@ -258,7 +298,8 @@ def dispatch(arguments: argparse.Namespace, terminal: record.Terminal, started: 
             from kitbuild.guest.train import Worker
 
             stop = launch.Stop(config.places.scratch)
-            Worker(config, terminal, stop, started=started, mode="train", parent=os.getppid()).run()
+            found, _ = claim.find(config)
+            Worker(config, terminal, stop, started=started, mode="train", parent=os.getppid(), found=found).run()
         case "launch":
             sys.stdout.write(launch.command(config) + "\n")
         case _:

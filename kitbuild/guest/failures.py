@@ -6,22 +6,38 @@ import errno
 import json
 import re
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import KitbuildError, RecipeError, RunError, StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 # What the ranks that are left say when one is gone (Gloo, NCCL).
+# What safetensors and torch say of a disk that takes no more: the latter counts the bytes and knows no reason.
+FULL = re.compile(
+    r"No space left on device|Disk quota exceeded|File too large|PytorchStreamWriter failed|unexpected pos|iostream error"
+)
 LOST_PEER = re.compile(r"gloo|NCCL|[Cc]onnection (?:closed|reset)|Broken pipe")
-MEMORY_HINT = "give the container more memory, or use a smaller batch.micro, then resume"
+MEMORY_HINT = "give the container more memory and resume; or start a new run with a smaller batch.micro"
 
 
-def first_error(scratch: Path, exit_codes: dict[int, int], ranks: Iterable[int], *, stopping: bool) -> KitbuildError:
+def oom_kills() -> int:
+    """How many processes the kernel has ended for memory so far, of whatever limit; 0 where it does not say."""
+    try:  # https://docs.kernel.org/admin-guide/cgroup-v2.html names the event; vmstat counts it for all groups
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def first_error(
+    scratch: Path, exit_codes: dict[int, int], ranks: Iterable[int], *, stopping: bool, starved: bool = False
+) -> KitbuildError:
     """What came first: a worker that was killed (the others then lose their connection), else what one wrote."""
-    killed = _killed(exit_codes)
+    killed = _killed(exit_codes, starved=starved)
     if killed is not None:
         return killed
     held = {int(path.stem.split("-")[1]): json.loads(path.read_bytes()) for path in scratch.glob("error-*.json")}
@@ -33,15 +49,18 @@ def first_error(scratch: Path, exit_codes: dict[int, int], ranks: Iterable[int],
     if told:
         return revive(min(told, key=lambda item: item["time"]))
     if stopping:
-        return StoppedError("stopped before the first step", hint="start or resume it again; no step was lost")
+        hint = "start it again, or go on with kitbuild run --resume RUN; no step was lost"
+        return StoppedError("stopped before the first step", hint=hint)
     return RunError(f"a worker ended without a result (exit codes {exit_codes})", hint="see logs/rank-0.log")
 
 
-def _killed(exit_codes: dict[int, int]) -> RunError | None:
+def _killed(exit_codes: dict[int, int], *, starved: bool) -> RunError | None:
     for rank, code in sorted(exit_codes.items()):
+        if code == -signal.SIGKILL and starved:
+            return RunError(f"out of memory: the kernel ended worker {rank}", hint=MEMORY_HINT)
         if code == -signal.SIGKILL:
-            text = f"worker {rank} was killed (SIGKILL): the memory limit, or someone's kill -9"
-            return RunError(text, hint=MEMORY_HINT)
+            text = f"worker {rank} was killed (SIGKILL): somebody's kill -9, or a limit of the machine's"
+            return RunError(text, hint="resume with kitbuild run --resume RUN")
         if code < 0 and code != -signal.SIGTERM:
             return RunError(f"worker {rank} died of {signal.Signals(-code).name}", hint=f"see logs/rank-{rank}.log")
     return None
@@ -74,8 +93,8 @@ def classify(error: BaseException) -> KitbuildError:
         return RecipeError(
             f"determinism: strict cannot be kept: {first}", hint="another attention or layer, or determinism: record"
         )
-    # safetensors and torch tell it in words of their own.
-    if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left on device" in text:
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if (isinstance(error, OSError) and error.errno in full) or FULL.search(text):
         return RunError(
             "no space left on the device while training", hint="free space for the run directory, then resume"
         )

@@ -103,7 +103,7 @@ class Stop:
         """Stop here, where nothing needs to be kept."""
         if self.requested:
             text = f"stopped in phase {phase}, before the first step"
-            raise StoppedError(text, hint="start or resume it again; no step was lost")
+            raise StoppedError(text, hint="start it again, or go on with kitbuild run --resume RUN; no step was lost")
 
 
 def import_libraries(config: Config) -> None:
@@ -160,6 +160,7 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     begin = int(os.environ.get("NODE_RANK", "0")) * launch.processes_per_node if launch.nodes > 1 else 0
     ranks = range(begin, begin + launch.processes_per_node)
     stop.listen()
+    kills = failures.oom_kills()
 
     def forked() -> None:
         _meet(logs)
@@ -168,9 +169,9 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     try:
         elastic_launch(LaunchConfig(**{key: value for key, value in wanted.items() if key in known}), forked)()
     except ChildFailedError as error:
-        raise failures.first_error(
-            scratch, {rank: item.exitcode for rank, item in error.failures.items()}, ranks, stopping=stop.requested
-        ) from error
+        codes = {rank: item.exitcode for rank, item in error.failures.items()}
+        starved = failures.oom_kills() > kills
+        raise failures.first_error(scratch, codes, ranks, stopping=stop.requested, starved=starved) from error
     results = {int(path.stem.split("-")[1]): json.loads(path.read_bytes()) for path in scratch.glob("result-*.json")}
     if len(results) != launch.processes_per_node:
         raise failures.first_error(scratch, {}, ranks, stopping=stop.requested)

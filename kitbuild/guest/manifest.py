@@ -83,6 +83,17 @@ def device(config: Config) -> dict[str, Any]:
     }
 
 
+def identity(config: Config) -> dict[str, Any]:
+    """In a worker: what has to stay the same when a run goes on, for the bits to."""
+    import torch
+
+    facts = device(config)
+    held = {name: facts[name] for name in ("kind", "name", "compute_capability", "sm_count", "mig")}
+    if not config.cuda:
+        held |= {"threads": facts["threads"], "isa": facts["cpu"]["isa"]}
+    return {**held, "torch": torch.__version__, "locked": config.locked}
+
+
 def driver() -> str | None:
     """The NVIDIA driver's version, where there is one."""
     try:

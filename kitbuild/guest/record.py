@@ -8,7 +8,11 @@ import math
 import os
 import sys
 import time
+import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from kitbuild.errors import RunError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,11 +29,32 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Likewise for bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def trace() -> None:
+    """The traceback into the log; a full disk, which may be the very error, makes no second one of it."""
+    with suppress(OSError):
+        traceback.print_exc()
 
 
 class Terminal:
@@ -103,11 +128,16 @@ class Metrics:
         self.path = path
         self.lines: list[dict[str, Any]] = []
 
-    def resume(self, step: int) -> None:
-        """Keep what was recorded up to a checkpoint's step."""
-        held = read_metrics(self.path)
-        self.lines = [line for line in held if line["step"] <= step]
+    def resume(self, step: int, source: Path) -> None:
+        """Take what was recorded up to a checkpoint's step from the copy beside it: ours may be cut off or go on."""
+        self.lines = [line for line in read_metrics(source) if line["step"] <= step]
+        if [line["step"] for line in self.lines] != list(range(1, step + 1)):
+            raise RunError(f"{source} does not hold steps 1 to {step}", hint="start a new run")
         self._rewrite()
+
+    def copy(self, path: Path) -> None:
+        """All lines so far, beside a checkpoint."""
+        write_bytes(path, self._bytes())
 
     def start(self) -> None:
         """An empty file."""
@@ -121,13 +151,11 @@ class Metrics:
         with self.path.open("a") as file:
             file.write(json.dumps(exact) + "\n")
 
-    def sync(self) -> None:
-        """Make what was written last."""
-        with self.path.open("a") as file:
-            os.fsync(file.fileno())
-
     def _rewrite(self) -> None:
-        write_bytes(self.path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
+        write_bytes(self.path, self._bytes())
+
+    def _bytes(self) -> bytes:
+        return "".join(json.dumps(line) + "\n" for line in self.lines).encode()
 
 
 def ranks(losses: list[list[float]], batches: list[bytes], size: int) -> list[dict[str, str]]:
@@ -143,11 +171,14 @@ def ranks(losses: list[list[float]], batches: list[bytes], size: int) -> list[di
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; a line cut off by a crash is left out."""
+    """The whole lines; what a crash cut off or garbled, and what follows it, is left out."""
     lines = []
-    for text in path.read_text().splitlines() if path.exists() else ():
+    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
             break
+        if not text.endswith(b"\n") or not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            break
+        lines.append(line)
     return lines

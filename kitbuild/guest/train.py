@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
-import traceback
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from trl import SFTConfig
 from kitbuild.errors import RunError
 from kitbuild.guest import (
     arguments,
+    checkpoints,
+    claim,
     data,
     determinism,
     failures,
@@ -30,7 +32,7 @@ from kitbuild.guest import (
 )
 from kitbuild.guest import model as models
 from kitbuild.guest.evaluate import Evaluation
-from kitbuild.guest.trainer import KitTrainer, Recorder, last_checkpoint
+from kitbuild.guest.trainer import KitTrainer, Recorder
 
 if TYPE_CHECKING:
     from kitbuild.guest.config import Config
@@ -69,9 +71,10 @@ class Worker:
         started: float,
         mode: str,
         parent: int,
+        found: checkpoints.Checkpoint | None = None,
     ) -> None:
         self.config, self.terminal, self.stop, self.mode, self.started = config, terminal, stop, mode, started
-        self.parent = parent
+        self.parent, self.found = parent, found
         self.rank, self.trained = 0, False
         self.calls: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
@@ -88,7 +91,7 @@ class Worker:
         try:
             result = self.work()
         except Exception as error:  # noqa: BLE001 - any error becomes a message and exit 6
-            traceback.print_exc()
+            record.trace()
             known = failures.classify(error)
             told = {"code": known.code, "message": known.message, "hint": known.hint, "time": time.time()}
             record.write_json(places.scratch / f"error-{self.rank}.json", told)
@@ -134,7 +137,7 @@ class Worker:
             from peft import LoraConfig
 
             peft = LoraConfig(**{"task_type": "CAUSAL_LM", **config.recipe["lora"]})
-        held = {**virtual_ranks.mark(config), "evaluate_before": None}
+        held = {**claim.mark(config), "device": manifest.identity(config), "evaluate_before": None}
         rows = data.training_rows(config)
         if data.conversational(rows) and not tokenizer.chat_template:
             text = "the data are conversations and the tokenizer has no chat template"
@@ -143,6 +146,7 @@ class Worker:
         recorder = (virtual_ranks.VirtualRecorder if deal else Recorder)(
             metrics=record.Metrics(config.places.out / "metrics.jsonl"),
             stop=self.stop, progress=self.progress, kept=held, first=self.rank == 0, started=self.started,
+            save_seconds=checkpoints.seconds_between(config), keep=checkpoints.kept(config),
         )  # fmt: skip
         kind = partial(virtual_ranks.VirtualTrainer, deal=deal) if deal else KitTrainer
         trainer: KitTrainer = kind(
@@ -158,28 +162,29 @@ class Worker:
         """Evaluate, train, compare, save, evaluate."""
         config, recorder = self.config, trainer.recorder
         evaluation = Evaluation(config, config.evaluate, trainer, tokenizer, self.say) if config.evaluate else None
-        resumed = self.resumed(recorder)
+        resumed, held = self.resumed(trainer)
         if evaluation and recorder.kept["evaluate_before"] is None:
             self.phase("evaluate", "before training")
             recorder.kept["evaluate_before"] = self.timed("evaluate_before", lambda: evaluation.measure("before"))
         calls_before = Counter(self.calls)
+        calls_before.subtract(held)
+        recorder.calls = lambda: self.since(calls_before)
         self.phase("train", f"{len(trainer.train_dataset)} rows" + (f", from step {recorder.step}" if resumed else ""))
-        recorder.clock, begun = time.perf_counter(), recorder.step
+        recorder.clock, recorder.saved = time.perf_counter(), time.monotonic()
         self.timed("train", lambda: trainer.train(resume_from_checkpoint=resumed))
         recorder.flush()
         self.trained = True
-        used = Counter(self.calls)
-        used.subtract(calls_before)
+        used = recorder.calls()
         determinism.check(config, when="while training")
         result = {
             "stopped": recorder.stopped, "steps_done": recorder.step, "steps": trainer.state.max_steps,
-            "calls": dict(used), "proven": proven, "seconds": self.seconds,
+            "calls": used, "proven": proven, "seconds": self.seconds,
             "evaluate": {"metric": "exact_match", "before": recorder.kept["evaluate_before"], "after": None} if evaluation else None,
         }  # fmt: skip
         self.seconds["first_step"] = recorder.first_step_seconds or 0.0
         if self.rank == 0:
             result |= self.facts(trainer, replaced)
-        kernels.compare(config, used if recorder.step > begun else None)
+        kernels.compare(config, Counter(used) if recorder.step else None)
         if config.measure and not recorder.stopped:
             result["measured"] = measure.measured(config, trainer.model)
         if recorder.stopped or config.measure:
@@ -193,28 +198,31 @@ class Worker:
             result["weights"] = manifest.weights(config.places.out / "model")
         return result
 
-    def resumed(self, recorder: Recorder) -> str | None:
-        """The checkpoint to continue from; metrics are cut back to its step."""
-        config = self.config
-        found = last_checkpoint(config.places.checkpoints) if config.resume else None
+    def since(self, before: Counter[str]) -> dict[str, int]:
+        """The kernels' calls since then."""
+        used = Counter(self.calls)
+        used.subtract(before)
+        return dict(used)
+
+    def resumed(self, trainer: KitTrainer) -> tuple[str | None, dict[str, int]]:
+        """The checkpoint to continue from, and the kernels' calls up to it; metrics are cut back to its step."""
+        config, found, recorder = self.config, self.found, trainer.recorder
         if found is None:
-            if config.resume_only:
-                raise RunError("there is no whole checkpoint to resume from", hint="start it again without --resume")
             if recorder.first:
                 recorder.metrics.start()
-            return None
-        folder, mark = found
-        for name in ("world_size", "content_sha256"):
-            if mark[name] != recorder.kept[name]:
-                raise RunError(
-                    f"the checkpoint has {name} {mark[name]}, the lock {recorder.kept[name]}",
-                    hint="resume with the run's own lock",
-                )
-        recorder.kept["evaluate_before"] = mark["evaluate_before"]
-        recorder.step = mark["step"]
+            return None, {}
+        recorder.kept["evaluate_before"] = found.mark["evaluate_before"]
+        claim.same_device(config, found, recorder.kept["device"])
+        recorder.step = recorder.saved_step = found.step
         if recorder.first:
-            recorder.metrics.resume(recorder.step)
-        return str(folder)
+            checkpoints.drop_after(found)
+            recorder.metrics.resume(found.step, found.folder / checkpoints.METRICS)
+        missing = [name for name in trainer.own_files(self.rank) if not (found.folder / name).is_file()]
+        if missing:  # Transformers would go on with other random numbers, and say so in a log.
+            text = f"{found.folder.name} lacks {', '.join(missing)} of rank {self.rank}"
+            raise RunError(text, hint="every node has to see the same run directory")
+        calls = found.folder / checkpoints.calls(self.rank)
+        return str(found.folder), json.loads(calls.read_bytes()) if calls.is_file() else {}
 
     def facts(self, trainer: KitTrainer, replaced: Any) -> dict[str, Any]:
         """What only a worker can tell the archive."""

@@ -6,8 +6,8 @@ Values stay on the device and are read one step late, so that recording makes no
 from __future__ import annotations
 
 import hashlib
-import json
 import resource
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from transformers import Trainer
 from trl import SFTTrainer
 
-from kitbuild.guest import record
+from kitbuild.guest import checkpoints, record
 from kitbuild.guest.data import KEY, Recorded
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kitbuild.guest.launch import Stop
 
-MARK = "kit.json"
+STOP, SAVE = 1, 2  # bits of the byte that ranks show each other with each step
 RECORD_BYTES = 40  # sha256 and a token count
 
 
@@ -46,6 +46,12 @@ class Recorder:
     steps: int = 0
     stopping: bool = False
     stopped: bool = False
+    saving: bool = False
+    save_seconds: float | None = None
+    saved: float = field(default_factory=time.monotonic)
+    saved_step: int = 0
+    keep: int | None = None
+    calls: Callable[[], dict[str, int]] = dict
     first_step_seconds: float | None = None
     clock: float = 0.0
 
@@ -54,7 +60,8 @@ class Recorder:
         accelerator = trainer.accelerator
         world, device = accelerator.num_processes, accelerator.device
         losses = self.scaled(torch.stack(self.losses).float(), world)
-        held = torch.frombuffer(bytearray(b"".join(self.batches) + bytes([self.stop.requested])), dtype=torch.uint8)
+        flags = STOP * self.stop.requested | SAVE * self.save_due
+        held = torch.frombuffer(bytearray(b"".join(self.batches) + bytes([flags])), dtype=torch.uint8)
         if world > 1:
             losses = accelerator.gather(losses[None])
             held = accelerator.gather(held.to(device)[None])
@@ -73,10 +80,15 @@ class Recorder:
         self.flush()
         self.pending = taken
         if world == 1:
-            self.stopping = self.stop.requested
+            self.stopping, self.saving = bool(flags & STOP), bool(flags & SAVE)
         if self.first_step_seconds is None:
             self.flush()
             self.first_step_seconds = time.time() - self.started
+
+    @property
+    def save_due(self) -> bool:
+        """Whether the last checkpoint is long ago, by the first rank's clock."""
+        return self.first and self.save_seconds is not None and time.monotonic() - self.saved >= self.save_seconds
 
     def flush(self) -> None:
         """Read the values taken last and write their line."""
@@ -86,7 +98,8 @@ class Recorder:
         losses, held = taken.pop("losses").cpu(), taken.pop("held").cpu()
         rows = held.reshape(-1, held.shape[-1])
         # All ranks see the same flags of the same step, and so stop at the same one.
-        self.stopping = self.stopping or bool(rows[:, -1].any())
+        self.stopping = self.stopping or bool((rows[:, -1] & STOP).any())
+        self.saving = self.saving or bool((rows[:, -1] & SAVE).any())
         order = self.in_order(rows[:, :-1].reshape(rows.shape[0], -1, RECORD_BYTES))
         total = self.total(self.in_order(losses.reshape(rows.shape[0], -1)))
         records = [bytes(row.tolist()) for row in order]
@@ -150,7 +163,10 @@ class KitTrainer(SFTTrainer):  # type: ignore[misc]
         self.data_collator: Any = Recorded(collator)
 
     def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:
-        """Take the batches' digests off them."""
+        """Take the batches' digests off them. A run that is resumed after its last step gets none."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
         batches, count = super().get_batch_samples(*arguments, **named)
         self.recorder.batches += [batch.pop(KEY) for batch in batches]
         return batches, count
@@ -178,24 +194,52 @@ class KitTrainer(SFTTrainer):  # type: ignore[misc]
         if self.state.global_step > recorder.step:
             rate = named.get("learning_rate")
             recorder.end_step(self, grad_norm, self._get_learning_rate() if rate is None else rate)
-            if recorder.stopping and self.state.global_step < self.state.max_steps:
-                recorder.stopped = self.control.should_training_stop = self.control.should_save = True
+            recorder.stopped = recorder.stopping and recorder.step < recorder.steps
+            if recorder.stopped:
+                self.control.should_training_stop = True
+            if recorder.stopped or (recorder.saving and recorder.step < recorder.steps):
+                self.control.should_save = True
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *arguments, **named)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self.recorder.flush()
-        super()._save_checkpoint(model, trial)
+        """Transformers' files and ours; nothing older goes before the new one is whole."""
+        recorder, step = self.recorder, self.state.global_step
+        if recorder.saved_step == step:  # Where a step ends an epoch, each of them may ask for it.
+            return
+        recorder.flush()
+        folder = Path(self.args.output_dir) / f"{checkpoints.PREFIX}{step}"
+        if recorder.first:
+            checkpoints.begin(folder)
         self.accelerator.wait_for_everyone()
-        if self.recorder.first:
-            self.recorder.metrics.sync()
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            record.write_json(folder / MARK, {"step": self.state.global_step, **self.recorder.kept})
+        try:
+            self._write_checkpoint(folder, model, trial)
+        except BaseException:
+            if recorder.first:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if recorder.first:
+            checkpoints.prune(folder.parent, keep=recorder.keep, newest=folder)
+        recorder.saved, recorder.saved_step, recorder.saving = time.monotonic(), step, False
+
+    def own_files(self, rank: int) -> tuple[str, ...]:
+        """What a rank cannot go on without, and Transformers would: its random numbers, as Transformers names them."""
+        return ("rng_state.pth" if self.args.world_size == 1 else f"rng_state_{rank}.pth",)
+
+    def _write_checkpoint(self, folder: Path, model: Any, trial: Any) -> None:
+        recorder, args = self.recorder, self.args
+        # Transformers would remove the one before as soon as its own files of this one are written.
+        limit, args.save_total_limit = args.save_total_limit, None
+        super()._save_checkpoint(model, trial)
+        args.save_total_limit = limit
+        record.write_json(folder / checkpoints.calls(args.process_index), recorder.calls())
+        if recorder.first:
+            recorder.metrics.copy(folder / checkpoints.METRICS)
+        self.accelerator.wait_for_everyone()
+        if recorder.first:
+            facts = {"step": self.state.global_step, "steps": self.state.max_steps, **recorder.kept}
+            ranks = range(self.args.world_size)
+            checkpoints.seal(folder, facts, [name for rank in ranks for name in self.own_files(rank)])
+        self.accelerator.wait_for_everyone()
 
     def create_model_card(self, *_arguments: Any, **_named: Any) -> None:
         """No card: the archive says more, and says the same each time."""
-
-
-def last_checkpoint(checkpoints: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that was written to its end."""
-    held = [(path.parent, json.loads(path.read_bytes())) for path in checkpoints.glob(f"checkpoint-*/{MARK}")]
-    return max(held, key=lambda item: item[1]["step"]) if held else None

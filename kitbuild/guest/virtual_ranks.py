@@ -20,7 +20,6 @@ from torch.utils.data import RandomSampler, Sampler
 
 from kitbuild.errors import RunError
 from kitbuild.guest import tree
-from kitbuild.guest.config import any_world_sha256
 from kitbuild.guest.trainer import KitTrainer, Recorder
 
 if TYPE_CHECKING:
@@ -64,13 +63,6 @@ class Deal:
         random.seed(number)
         np.random.seed(number % 2**32)  # noqa: NPY002 - the generator that libraries share
         torch.manual_seed(number)
-
-
-def mark(config: Config) -> dict[str, Any]:
-    """What a checkpoint is of; with virtual ranks any number of processes goes on from it."""
-    if config.virtual_ranks:
-        return {"world_size": f"1 to {config.virtual_ranks}", "content_sha256": any_world_sha256(config.raw)}
-    return {"world_size": config.launch.world_size, "content_sha256": config.raw["content_sha256"]}
 
 
 class DealtRows(Sampler):  # type: ignore[misc]
@@ -172,6 +164,10 @@ class VirtualTrainer(KitTrainer):
             # What the optimizer draws is the same everywhere too.
             self.deal.draw_from(step, self.deal.count)
         return loss * self.deal.world
+
+    def own_files(self, _rank: int) -> tuple[str, ...]:
+        """None: see below."""
+        return ()
 
     def _save_rng_state(self, output_dir: str) -> None:
         """No file: every draw follows from seed, step and virtual rank, so any number of processes may go on."""

@@ -265,7 +265,7 @@ def test_metrics_are_cut_back(tmp_path: Path) -> None:
         metrics.append({"step": step, "loss": 0.1, "tokens": 5})
     with metrics.path.open("a") as file:
         file.write('{"step": 4, "lo')
-    metrics.resume(2)
+    metrics.resume(2, metrics.path)
     assert record.read_metrics(metrics.path) == [
         {"step": step, "loss": "0x1.999999999999ap-4", "tokens": 5} for step in (1, 2)
     ]
