@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import RunError
 from kitbuild.guest import checkpoints
-from kitbuild.guest.config import identity_sha256
+from kitbuild.guest.identity import identity_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

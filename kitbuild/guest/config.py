@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import LockError, UsageError, VerificationError
+from kitbuild.guest.identity import content_sha256
 from kitbuild.guest.listing import check_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LOCK_VERSION = 1
-OF_THE_WORLD = ("gradient_accumulation_steps", "ddp_backend")  # arguments that follow from the number of processes
 CHECKPOINT_SECONDS = 1800.0
 
 
@@ -270,28 +270,6 @@ class Config:
     def tokenizer_folder(self) -> Path:
         """Beside the weights, unless the lock has it apart."""
         return self.places.inputs / ("tokenizer" if self.raw["model"]["tokenizer"] else "model")
-
-
-def identity_sha256(raw: Mapping[str, Any]) -> str:
-    """What a resumed run has to have in common with what it was: with virtual ranks, not the number of processes."""
-    given = raw["recipe"].get("determinism")
-    return any_world_sha256(raw) if isinstance(given, dict) and given.get("virtual_ranks") else content_sha256(raw)
-
-
-def content_sha256(raw: Mapping[str, Any]) -> str:
-    """Digest of all of a lock but what names it (the host computes the same)."""
-    body = {key: value for key, value in raw.items() if key not in ("recipe_sha256", "name", "content_sha256")}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def any_world_sha256(raw: Mapping[str, Any]) -> str:
-    """Likewise, less what follows from the number of processes."""
-    recipe = {**raw["recipe"], "launch": {**raw["recipe"]["launch"], "nodes": None, "processes_per_node": None}}
-    given = raw["defaults"]["arguments"]
-    arguments = {name: value for name, value in given.items() if name not in OF_THE_WORLD}
-    defaults = {**raw["defaults"], "arguments": arguments}
-    return content_sha256({**raw, "recipe": recipe, "defaults": defaults, "launch": None})
 
 
 def checkpoint_seconds(text: str | None) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kitbuild.guest.config import content_sha256
+from kitbuild.guest.identity import content_sha256
 from tests.guest.root import ATTENTION, ATTENTION_COMMIT, LAYERS, recipe, relist
 
 if TYPE_CHECKING:
