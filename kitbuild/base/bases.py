@@ -97,6 +97,21 @@ def record(store: Store, base: LockedBase) -> None:
     store.write_record(BASES, _hex(base.manifest_digest), value)
 
 
+def take(store: Store, base: LockedBase) -> None:
+    """Record a base that a lock describes and whose bytes came without a record, once they give the lock's digests."""
+    if not held(store, base) or recorded(store, base.manifest_digest):
+        return
+    if (
+        oci.diff_ids_of(config(store, base)) != base.diff_ids
+        or oci.digest_of(manifest(store, base)) != base.manifest_digest
+    ):
+        raise VerificationError(
+            f"the lock's base {base.name} is not {base.manifest_digest}: its layers give another manifest",
+            hint="the lock was put together by hand; lock anew",
+        )
+    record(store, base)
+
+
 def remember_name(store: Store, base: LockedBase, *, definition: str | None = None, origin: str | None = None) -> None:
     """Let `base.name` mean this base. `definition`: what it was made from; `origin`: its registry's digest."""
     value = {"name": base.name, "manifest": base.manifest_digest, "definition": definition, "origin": origin}

@@ -77,6 +77,7 @@ def ensure(
     remote = places.remote(base.name, default=default)
     upstream = base.upstream.digest if base.upstream else None
     candidates = _candidates(remote, base.manifest_digest, upstream)
+    bases.take(store, base)
     places.exactly(base.name, base.manifest_digest, candidates=candidates, config_digest=base.config_digest)
     return base
 

@@ -168,9 +168,8 @@ def fetch(
     fields: dict[str, Any] = {"lock_sha256": locked.sha256, "blobs": len(blobs), "bytes": size}
     lines = [f"{len(blobs)} files, {size / 1e6:.0f} MB, are in the store"]
     if bundle is not None:
-        records = [("bases", locked.base.manifest_digest.removeprefix("sha256:"))]
         try:
-            write_bundle(context.store, blobs, records, bundle, progress=context.progress)
+            write_bundle(context.store, blobs, bundle, progress=context.progress)
         except OSError as error:
             raise UsageError(
                 f"{bundle} cannot be written: {error.strerror}",

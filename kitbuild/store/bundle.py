@@ -1,8 +1,7 @@
 """Carry a part of a store to a machine with no network. Part of the foundation below the steps.
 
-A bundle is a plain tar: `bundle.json` first (every blob with its size, and the records), then `blobs/<sha256>`.
-The same content gives the same bytes. Blobs are verified as they are read; records are facts that nothing
-verifies, so take a bundle only from someone whose bases you would take too.
+A bundle is a plain tar: `bundle.json` first (every blob with its size), then `blobs/<sha256>`. The same content gives
+the same bytes. Each blob is verified as it is read, and nothing else comes along: what the blobs mean is in the lock.
 """
 
 from __future__ import annotations
@@ -29,26 +28,19 @@ INDEX = "bundle.json"
 VERSION = 1
 _LARGEST_INDEX_BYTES = 64 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 def write_bundle(
     store: Store,
     sha256s: Iterable[str],
-    records: Iterable[tuple[str, str]],
     output: Path,
     *,
     progress: Progress,
 ) -> None:
-    """Write the blobs and the records `(kind, key)` that are there into `output`, atomically."""
+    """Write the blobs into `output`, atomically."""
     paths = {sha256: store.require(sha256, name="a file of the bundle") for sha256 in sorted(set(sha256s))}
     sizes = {sha256: path.stat().st_size for sha256, path in paths.items()}
-    facts: dict[str, dict[str, Any]] = {}
-    for kind, key in sorted(set(records)):
-        value = store.record(kind, key)
-        if value is not None:
-            facts.setdefault(kind, {})[key] = value
-    index = json.dumps({"version": VERSION, "blobs": sizes, "records": facts}, indent=1, sort_keys=True).encode()
+    index = json.dumps({"version": VERSION, "blobs": sizes}, indent=1, sort_keys=True).encode()
     descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
     try:
         total = float(sum(sizes.values()))
@@ -100,9 +92,6 @@ def _read(archive: tarfile.TarFile, store: Store, *, path: Path, progress: Progr
     absent = sorted(set(sizes) - set(seen))
     if absent:
         raise VerificationError(f"{path} ends early: {len(absent)} of {len(sizes)} files are missing")
-    for kind, facts in index["records"].items():
-        for key, value in facts.items():
-            store.write_record(kind, key, value)
     return tuple(seen)
 
 
@@ -113,10 +102,9 @@ def _index(archive: tarfile.TarFile, path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no bundle of kitbuild: it does not begin with {INDEX}")
     try:
         index = json.loads(stream.read())
-        version, blobs, records = index["version"], index["blobs"], index["records"]
-        names = [*records, *(key for facts in records.values() for key in facts)]
-        right = all(_SHA256.fullmatch(key) and isinstance(size, int) for key, size in blobs.items())
-        right = right and all(_NAME.fullmatch(name) for name in names)
+        version, blobs = index["version"], index["blobs"]
+        right = index.keys() == {"version", "blobs"}
+        right = right and all(_SHA256.fullmatch(key) and isinstance(size, int) for key, size in blobs.items())
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationError(f"{path}: {INDEX} cannot be read") from error
     if version != VERSION:

@@ -59,3 +59,32 @@ def test_layers_missing_from_the_source_are_refused(store: Store) -> None:
             openers=[partial(made.opened, data)],
             progress=Silent(),
         )
+
+
+def test_bytes_without_a_record_are_taken(store: Store) -> None:
+    """What came in a bundle has no record: the lock's description is enough, once the bytes give its digests."""
+    base = made.add(store)
+    (store.root / "records/bases" / base.manifest_digest[7:]).unlink()
+    assert bases.recorded(store, base.manifest_digest) is None
+    bases.take(store, base)
+    assert bases.recorded(store, base.manifest_digest) == base
+
+
+@pytest.mark.parametrize("field", ["manifest_digest", "diff_ids"])
+def test_bytes_that_are_another_base_are_not_taken(store: Store, field: str) -> None:
+    """A description whose digests do not follow from the bytes is exit 7, and nothing is recorded."""
+    base = made.add(store)
+    other = {"manifest_digest": "sha256:" + "0" * 64, "diff_ids": base.diff_ids[::-1]}[field]
+    (store.root / "records/bases" / base.manifest_digest[7:]).unlink()
+    with pytest.raises(VerificationError, match="its layers give another manifest"):
+        bases.take(store, base.model_copy(update={field: other}))
+    assert not store.records("bases")
+
+
+def test_a_base_that_is_not_all_there_is_not_taken(store: Store) -> None:
+    """Without each layer there is nothing to record."""
+    base = made.add(store)
+    (store.root / "records/bases" / base.manifest_digest[7:]).unlink()
+    store.path(base.diff_ids[1][7:]).unlink()
+    bases.take(store, base)
+    assert not store.records("bases")

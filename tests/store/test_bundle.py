@@ -1,4 +1,4 @@
-"""Carrying blobs and records to another store."""
+"""Carrying blobs to another store."""
 
 from __future__ import annotations
 
@@ -32,31 +32,29 @@ def tar(path: Path, index: object, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_a_bundle_carries_blobs_and_records(store: Store, other: Store, tmp_path: Path) -> None:
-    """What was written is read, byte for byte; a record that is not there is left out."""
+def test_a_bundle_carries_blobs(store: Store, other: Store, tmp_path: Path) -> None:
+    """What was written is read, byte for byte."""
     one, two = store.add_bytes(b"one"), store.add_bytes(b"")
-    store.write_record("bases", "cpu", {"digest": "sha256:1"})
     path = tmp_path / "b.tar"
-    write_bundle(store, [two, one, one], [("bases", "cpu"), ("bases", "none")], path, progress=Silent())
+    write_bundle(store, [two, one, one], path, progress=Silent())
     assert read_bundle(path, other, progress=Silent()) == tuple(sorted([one, two]))
     assert other.path(one).read_bytes() == b"one"
     assert other.has(two)
-    assert other.record("bases", "cpu") == {"digest": "sha256:1"}
 
 
 def test_the_same_content_gives_the_same_bytes(store: Store, other: Store, tmp_path: Path) -> None:
     """Order of the arguments, file times and store do not matter."""
     digests = [store.add_bytes(text) for text in (b"one", b"two")]
-    write_bundle(store, digests, [], tmp_path / "a.tar", progress=Silent())
+    write_bundle(store, digests, tmp_path / "a.tar", progress=Silent())
     read_bundle(tmp_path / "a.tar", other, progress=Silent())
-    write_bundle(other, digests[::-1], [], tmp_path / "b.tar", progress=Silent())
+    write_bundle(other, digests[::-1], tmp_path / "b.tar", progress=Silent())
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
 
 
 def test_an_absent_blob_writes_no_bundle(store: Store, tmp_path: Path) -> None:
     """Nothing half-made is left behind."""
     with pytest.raises(ResolveError):
-        write_bundle(store, ["0" * 64], [], tmp_path / "b.tar", progress=Silent())
+        write_bundle(store, ["0" * 64], tmp_path / "b.tar", progress=Silent())
     assert not list(tmp_path.glob("*.tar*"))
 
 
@@ -64,7 +62,7 @@ def test_a_wrong_byte_is_exit_7(store: Store, other: Store, tmp_path: Path) -> N
     """A flipped byte in the bundle is refused, and no blob of it is kept."""
     sha256 = store.add_bytes(b"a long enough text to be found")
     path = tmp_path / "b.tar"
-    write_bundle(store, [sha256], [], path, progress=Silent())
+    write_bundle(store, [sha256], path, progress=Silent())
     path.write_bytes(path.read_bytes().replace(b"long enough", b"song enough"))
     with pytest.raises(VerificationError, match=f"^.*b.tar: blobs/{sha256}: sha256 is .*, expected {sha256}$"):
         read_bundle(path, other, progress=Silent())
@@ -76,7 +74,7 @@ def test_a_truncated_bundle_is_refused(store: Store, other: Store, tmp_path: Pat
     """Half a bundle is never taken for a whole one."""
     digests = [store.add_bytes(bytes([number]) * 5000) for number in range(20)]
     path = tmp_path / "b.tar"
-    write_bundle(store, digests, [], path, progress=Silent())
+    write_bundle(store, digests, path, progress=Silent())
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * kept)])
     with pytest.raises((VerificationError, UsageError)):
@@ -86,12 +84,12 @@ def test_a_truncated_bundle_is_refused(store: Store, other: Store, tmp_path: Pat
 @pytest.mark.parametrize(
     ("index", "files", "error"),
     [
-        ({"version": 1, "blobs": {}, "records": {}}, {"../../evil": b"x"}, VerificationError),
-        ({"version": 1, "blobs": {"../x": 1}, "records": {}}, {"blobs/../x": b"x"}, VerificationError),
-        ({"version": 1, "blobs": {}, "records": {"..": {"x": 1}}}, {}, VerificationError),
-        ({"version": 1, "blobs": {"0" * 64: 1}, "records": {}}, {}, VerificationError),
-        ({"version": 1, "blobs": {"0" * 64: 1}, "records": {}}, {"blobs/" + "0" * 64: b"xy"}, VerificationError),
-        ({"version": 9, "blobs": {}, "records": {}}, {}, UsageError),
+        ({"version": 1, "blobs": {}}, {"../../evil": b"x"}, VerificationError),
+        ({"version": 1, "blobs": {"../x": 1}}, {"blobs/../x": b"x"}, VerificationError),
+        ({"version": 1, "blobs": {}, "records": {"layers": {"x": {}}}}, {}, VerificationError),
+        ({"version": 1, "blobs": {"0" * 64: 1}}, {}, VerificationError),
+        ({"version": 1, "blobs": {"0" * 64: 1}}, {"blobs/" + "0" * 64: b"xy"}, VerificationError),
+        ({"version": 9, "blobs": {}}, {}, UsageError),
         ({"version": 1}, {}, VerificationError),
         ([], {}, VerificationError),
     ],
@@ -99,7 +97,7 @@ def test_a_truncated_bundle_is_refused(store: Store, other: Store, tmp_path: Pat
 def test_a_strange_bundle_is_refused(
     other: Store, tmp_path: Path, index: object, files: dict[str, bytes], error: type[Exception]
 ) -> None:
-    """Names that lead elsewhere, files that are not listed, and listed files that are not there."""
+    """Names that lead elsewhere, facts that nobody verifies, files that are not listed, and listed files that are not there."""
     with pytest.raises(error):
         read_bundle(tar(tmp_path / "b.tar", index, files), other, progress=Silent())
 
