@@ -23,6 +23,8 @@ NEEDED = {
     "kitbuild/lock/advisories.yaml",
     "kitbuild/recipe/starter.yaml",
     "kitbuild/recipe/train_keys.json",
+    "kitbuild/compare/page/script.js",
+    "kitbuild/compare/page/style.css",
     "kitbuild/guest/entry.py",
     "kitbuild/image/pyc_driver.py",
 }
