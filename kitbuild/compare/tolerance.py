@@ -46,8 +46,7 @@ class Bound:
         """As this bound measures it."""
         if self.kind == "rel" or left == right:
             return relative_difference(left, right)
-        a, b = exact_float(left), exact_float(right)
-        return abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf
+        return abs(exact_float(left) - exact_float(right))
 
     def __str__(self) -> str:
         return f"{self.field} within {self.value:g}" + (" absolute" if self.kind == "abs" else "")

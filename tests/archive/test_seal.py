@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kitbuild.archive import check, pack, read, unpack, verify
-from kitbuild.errors import KitbuildError, LockError, UsageError, VerificationError
+from kitbuild.archive import KitTar, check, pack, read, read_kit, unpack, verify
+from kitbuild.errors import LockError, UsageError, VerificationError
 from kitbuild.flow.archives import archive_show, archive_verify
 from kitbuild.guest import seal
 from kitbuild.store.blobs import Store
@@ -183,6 +184,8 @@ def test_weights_without_tensor_digests_are_hashed_whole(tmp_path: Path, weights
     path = run.write(tmp_path / "run", sealed=True)
     entry = json.loads((path / "archive.json").read_bytes())["files"]["model/model.safetensors"]
     assert sorted(entry) == (["header_sha256", "size"] if weights else ["sha256", "size"])
+    if not weights:
+        assert verify(read(path)) == ()
     data = (path / "model" / "model.safetensors").read_bytes()
     (path / "model" / "model.safetensors").write_bytes(flipped(data, len(data) - 1, 0))
     assert detected(path)
@@ -230,11 +233,19 @@ def test_nothing_is_appended_to_a_packed_run(tmp_path: Path, store: Store, extra
     assert problem.message.startswith("the end, at byte ")
 
 
-def test_another_run_in_a_kit_is_noticed(tmp_path: Path, store: Store) -> None:
-    """`kit.json` names the archive that was packed."""
+def test_an_edited_kit_file_is_noticed(tmp_path: Path, store: Store) -> None:
+    """It has a digest of itself."""
     path = packed_run(tmp_path, store, weights=False)
-    kit = read(path).sha256
-    data = path.read_bytes().replace(str(kit).encode(), b"0" * 64, 1)
-    path.write_bytes(data)
-    with pytest.raises(KitbuildError, match="is not as it was packed"):
+    path.write_bytes(path.read_bytes().replace(str(read(path).sha256).encode(), b"0" * 64, 1))
+    with pytest.raises(VerificationError, match="is not as it was packed"):
         verify(read(path))
+
+
+def test_another_run_in_a_kit_is_noticed(tmp_path: Path, store: Store) -> None:
+    """`kit.json` names the archive that was packed, whoever wrote it anew."""
+    path = packed_run(tmp_path, store, weights=False)
+    old = read_kit(KitTar.read(path))
+    new = replace(old, archive_sha256="0" * 64).to_bytes()
+    path.write_bytes(path.read_bytes().replace(old.to_bytes(), new))
+    (problem,) = verify(read(path))
+    assert problem.message == f"archive.json has sha256 {old.archive_sha256}, kit.json says {'0' * 64}"

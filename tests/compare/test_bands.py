@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,7 @@ def test_an_odd_repeat_widens_the_band() -> None:
     band = _band("loss", [(0.0, 0.0), (0.0, 1.0), (0.0, 5.0)])
     assert band.factor == 4.0
     assert band.width == (20.0, 20.0)
+    assert [band.used(1, value) for value in (-20.0, 45.0, float("nan"), float("-inf"))] == [1.0, 2.0, inf, inf]
     even = _band("loss", [(0.0, 0.0), (0.0, 1.0), (0.0, 2.0)])
     assert (even.factor, even.width) == (1.0, (2.0, 2.0))
 
@@ -204,6 +206,15 @@ def test_a_copy_of_the_judged_run_is_no_repeat(runs: list[Archive], tmp_path: Pa
     names = ",".join(str(path) for path in (*(run.path for run in runs), copied))
     verdict = compare(runs[0], other, allowance(f"repeats:{names}", runs[0], other=other))
     assert verdict.verdict == "DIFFERENT"
+
+
+def test_older_runs_without_a_digest_are_told_apart_by_their_place(tmp_path: Path) -> None:
+    """The judged run is in the pattern, and is not its own repeat."""
+    runs = [Archive.read(strayed(*spread(size)).write(tmp_path / f"run-{size}")) for size in (0.0, 1e-4, -1e-4, 1.0)]
+    assert runs[3].sha256 is None
+    allowed = allowance(f"repeats:{tmp_path}/run-*", runs[0], other=runs[3])
+    assert str(allowed) == "the band of 3 runs"
+    assert compare(runs[0], runs[3], allowed).verdict == "DIFFERENT"
 
 
 def test_an_archive_keeps_its_repeats(context: Context, runs: list[Archive], tmp_path: Path) -> None:

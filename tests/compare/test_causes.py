@@ -271,6 +271,17 @@ def test_what_comes_before_the_first_update_is_no_update_s_fault(
     assert judge(left, right, tmp_path).causes[0].name == name
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"), [({"learning_rate": (1e-3).hex()}, "learning_rate"), ({"loss": (9.0).hex()}, KERNEL)]
+)
+def test_a_learning_rate_is_the_schedule_s(tmp_path: Path, changes: dict[str, Any], name: str) -> None:
+    """No kernel makes another learning rate, and no schedule another loss of step 1."""
+    lock = lock_with(kernels=[kernel("b" * 40)], defaults=arguments(learning_rate=(1e-3, "recipe")))
+    right = Run(lock=lock, manifest={"arguments": {"learning_rate": 1e-3}})
+    right.change_step(1, **changes)
+    assert judge(Run(), right, tmp_path).causes[0].name == name
+
+
 @pytest.mark.parametrize(("step", "kind"), [(4, "resume"), (2, "device")])
 def test_a_resume_is_blamed_for_what_parts_after_it(tmp_path: Path, step: int, kind: str) -> None:
     """Stopped after step 3: a difference at step 2 was there before."""

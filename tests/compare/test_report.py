@@ -14,7 +14,7 @@ import pytest
 from kitbuild.archive import Archive
 from kitbuild.compare import Bands, compare, write_report
 from kitbuild.compare.charts import sampled_steps, ticks
-from kitbuild.compare.report import page
+from kitbuild.compare.report import _json, page
 from kitbuild.errors import UsageError
 from tests.archive.factory import Run, lock_body, metrics_line, wheel
 
@@ -217,6 +217,11 @@ def test_what_a_stranger_wrote_is_text(tmp_path: Path) -> None:
     assert text.count("<script") == 2
     assert "<img" not in text
     assert "&lt;script&gt;alert(1)" in text
+
+
+def test_no_text_ends_the_script_s_data() -> None:
+    """Whatever comes into it one day."""
+    assert _json("</script><!--&") == '"\\u003c/script\\u003e\\u003c!--\\u0026"'
 
 
 @pytest.mark.parametrize("loss", ["nan", "inf"])
