@@ -44,7 +44,7 @@ REFUSED: tuple[tuple[str, str, str], ...] = (
 # https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html
 LIBRARY_FOLDERS = re.compile(r"/usr/local/nvidia/lib(64)?|/usr/local/cuda[^/]*(/.*)?|/opt/kit(/.*)?")
 DRIVER_FILES = re.compile(r"/(?:[^/]*nvidia[^/]*|libcuda[^/]*|libnv[^/]*|libEGL_[^/]*|libGLX?_[^/]*)(?:/|$)")
-CODE_FOLDERS = re.compile(r"/(?:kit|opt|usr|bin|sbin|lib|lib32|lib64|libx32)(?:/|$)|/etc/ld\.so")
+CODE_FOLDERS = re.compile(r"/(?:kit|opt|usr|bin|sbin|lib|lib32|lib64|libx32)(?:/|$)|/etc/(?:ld\.so|python)")
 COMPILED = {"triton": "Triton's kernels", "inductor": "Inductor's kernels", "extensions": "C++ extensions"}
 MOUNTS = Path("/proc/self/mountinfo")
 
@@ -116,7 +116,9 @@ def imported(
     known = tuple(f"{os.path.realpath(place)}/" for place in told)
     for name, module in sorted((sys.modules if modules is None else modules).items()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.startswith("/") and foreign(file) and not file.startswith(known):
+        # By its folder: Debian's own sitecustomize.py is a link from the standard library into /etc, both of the base.
+        outside = isinstance(file, str) and file.startswith("/") and foreign(os.path.dirname(file))  # noqa: PTH120
+        if isinstance(file, str) and outside and not file.startswith(known):
             yield Problem(message=f"was imported as {name}", file=file, hint="remove it: nobody locked it")
 
 

@@ -95,6 +95,8 @@ def test_library_path(build: Callable[..., Root], mounts: Path, path: str) -> No
         "/lib/x86_64-linux-gnu/libm.so.6",
         "/kit/kernels",
         "/etc/ld.so.preload",
+        "/etc/python3.11",
+        "/etc/python3.11/sitecustomize.py",
         "/usr/local/lib/with\\040space",
     ],
 )
@@ -143,6 +145,22 @@ def test_searched_and_imported(build: Callable[..., Root], tmp_path: Path) -> No
     ]
     found = list(surroundings.imported(config, path, modules))
     assert [problem.message for problem in found] == ["was imported as sitecustomize", "was imported as usercustomize"]
+
+
+def test_a_link_within_the_base_is_the_base_s(build: Callable[..., Root], monkeypatch: Any, tmp_path: Path) -> None:
+    """Debian's standard library has sitecustomize.py as a link into /etc."""
+    (tmp_path / "stdlib").mkdir()
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/sitecustomize.py").write_text("")
+    (tmp_path / "stdlib/sitecustomize.py").symlink_to(tmp_path / "etc/sitecustomize.py")
+    monkeypatch.setattr(surroundings, "_standard_library", lambda: {str(tmp_path / "stdlib")})
+    config = Config.read(build().environ | IMAGE)
+    modules = {"sitecustomize": module(tmp_path / "stdlib/sitecustomize.py")}
+    assert list(surroundings.imported(config, [], modules)) == []
+    modules = {"sitecustomize": module(tmp_path / "etc/sitecustomize.py")}
+    assert [problem.message for problem in surroundings.imported(config, [], modules)] == [
+        "was imported as sitecustomize"
+    ]
 
 
 def test_current_directory_is_not_searched(build: Callable[..., Root], monkeypatch: Any, tmp_path: Path) -> None:
