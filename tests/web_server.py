@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
 
@@ -29,9 +30,11 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def running(handler: type[Handler], state: object) -> Iterator[int]:
+def running(handler: type[Handler], state: object, *, tls: ssl.SSLContext | None = None) -> Iterator[int]:
     """Serve with `handler`, whose `state` this is; the port."""
     server = _Server(("127.0.0.1", 0), type("Handler", (handler,), {"state": state}))
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -159,14 +159,15 @@ def lock(
 
 def _write_pylock(context: Context, loaded: LoadedRecipe, lock: Lock, path: Path) -> None:
     """What no index has (a wheel built here, one from a folder) is laid beside it."""
-    from kitbuild.lock.wheel_places import addresses, locate_wheels  # noqa: PLC0415 - beside its one use
+    from kitbuild.lock.uv import Sources  # noqa: PLC0415 - beside its one use
+    from kitbuild.lock.wheel_places import addresses, locate_wheels  # noqa: PLC0415
     from kitbuild.store.download import fetch  # noqa: PLC0415
 
     store, environ, progress, indexes = context.store, context.environ, context.progress, loaded.recipe.image.indexes
     places = addresses(lock, indexes=indexes, store=store, environ=environ, progress=progress)
     here = [wheel for wheel in lock.wheels if wheel.sha256 not in places]
     missing = locate_wheels(here, lock=lock, indexes=indexes, store=store, environ=environ, progress=progress)
-    fetch(store, missing, progress=progress, environ=environ)
+    fetch(store, missing, progress=progress, environ=Sources.read(indexes, environ).trusting)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for wheel in here:

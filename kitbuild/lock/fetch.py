@@ -13,6 +13,7 @@ from kitbuild.base.find import ensure
 from kitbuild.errors import ResolveError
 from kitbuild.lock.hub import Hub, HubFile
 from kitbuild.lock.pylock import addresses_of, read_pylock
+from kitbuild.lock.uv import Sources
 from kitbuild.lock.wheel_places import locate_wheels
 from kitbuild.store import sha256_file
 from kitbuild.store.download import Download, fetch
@@ -82,10 +83,11 @@ def _fetch_wheels(
 ) -> None:
     """From the addresses that this machine remembers; where one of them is gone, the indexes are asked anew."""
     locate = partial(locate_wheels, wheels, lock=lock, indexes=indexes, store=store, environ=environ, progress=progress)
+    trusting = Sources.read(indexes, environ).trusting
     try:
-        fetch(store, locate(told=told), progress=progress, environ=environ)
+        fetch(store, locate(told=told), progress=progress, environ=trusting)
     except ResolveError:
-        fetch(store, locate(anew=True), progress=progress, environ=environ)
+        fetch(store, locate(anew=True), progress=progress, environ=trusting)
 
 
 def _told(lock: Lock, folder: Path | None) -> Mapping[str, str]:

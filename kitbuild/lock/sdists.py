@@ -122,7 +122,7 @@ def _build(
         if record is not None and record["built"] == facts.model_dump(mode="json") and store.has(record["sha256"]):
             return LockedWheel(**record)
         progress.note(f"packages: {sdist.name} has no wheel; building it")
-        fetch(store, [sdist], progress=progress, environ=sources.environ)
+        fetch(store, [sdist], progress=progress, environ=sources.trusting)
         wheel = _run(name, sdist, facts, folder=folder, sources=sources, store=store)
         _, version, _, tags = parse_wheel_filename(wheel.name)
         if any(tag.platform != "any" or tag.interpreter != build.python for tag in tags):

@@ -103,6 +103,12 @@ class Sources:
             found["SSL_CERT_FILE"] = bundle
         return found | {"NO_COLOR": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never", "LC_ALL": "C.UTF-8"}
 
+    @property
+    def trusting(self) -> dict[str, str]:
+        """The environment for downloads of our own: with the CA that pip is told of, where no other is named."""
+        named = any(self.environ.get(name) for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"))
+        return dict(self.environ) if named or not self.pip.cert else {**self.environ, "SSL_CERT_FILE": self.pip.cert}
+
     def headers(self, url: str) -> tuple[tuple[str, str], ...]:
         """What authorises a download: uv leaves a password out of the addresses that it gives."""
         texts = [*self.named.values(), *self.pip.extra_index_urls, self.pip.index_url or ""]

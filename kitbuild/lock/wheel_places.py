@@ -109,7 +109,7 @@ def fetch_wheels(
     sources = Sources.read({}, environ)
     addresses = _remembered(missing, store)
     downloads = [_download(wheel, addresses[wheel.sha256], sources) for wheel in missing]
-    fetch(store, downloads, progress=progress, environ=environ)
+    fetch(store, downloads, progress=progress, environ=sources.trusting)
 
 
 def _remembered(wheels: Iterable[LockedWheel], store: Store) -> dict[str, str]:

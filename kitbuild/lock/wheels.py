@@ -124,7 +124,7 @@ def _lock(
     progress: Progress,
 ) -> Iterator[LockedWheel]:
     """With digest and size of each wheel; what an index does not say is asked for, at worst by fetching."""
-    environ = sources.environ
+    environ = sources.trusting
     for package, wheel in chosen:
         address = address_of(wheel)
         headers = sources.headers(address)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tests.web_server import Handler, running
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
@@ -53,10 +54,11 @@ class PackageIndex:
     login: str = ""
     seen: list[str] = field(default_factory=list)
     port: int = 0
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/simple"
+        return f"{self.scheme}://127.0.0.1:{self.port}/simple"
 
     def wheel(
         self,
@@ -130,8 +132,8 @@ class _Handler(Handler):
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[PackageIndex]:
+def serving(*, tls: ssl.SSLContext | None = None) -> Iterator[PackageIndex]:
     """An index on a free local port, stopped at the end."""
-    state = PackageIndex()
-    with running(_Handler, state) as state.port:
+    state = PackageIndex(scheme="https" if tls else "http")
+    with running(_Handler, state, tls=tls) as state.port:
         yield state

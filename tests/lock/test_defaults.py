@@ -8,16 +8,20 @@ import pytest
 
 from kitbuild.errors import RecipeError, ResolveError
 from kitbuild.lock.arguments import LEFT_OUT, SETTINGS, resolve_arguments
+from kitbuild.lock.changes import changes, lines
 from kitbuild.lock.defaults import read_defaults
-from kitbuild.lock.models import Argument, LockedWheel
+from kitbuild.lock.models import Argument, Defaults, LockedWheel
 from kitbuild.recipe.models import Recipe
 from kitbuild.recipe.owned import TRAIN_OWNED
 from kitbuild.recipe.train_keys import table
 from kitbuild.store import Store
+from tests.image.kit import make_lock
 from tests.lock.package_index import wheel_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kitbuild.lock.models import Lock
 
 SFT = """
 from dataclasses import dataclass, field
@@ -94,6 +98,30 @@ def test_defaults_are_read_from_the_wheels(store: Store) -> None:
         "trl.SFTConfig": {"learning_rate": 2e-05, "seed": 42, "optim": "default_optim", "max_length": 1024},
         "peft.LoraConfig": {"r": 8},
     }
+
+
+def test_a_default_that_a_library_changed(store: Store) -> None:
+    """A newer trainer with another default gives another lock, and its difference names class, field and both values."""
+
+    def lock(wheels: list[LockedWheel]) -> Lock:
+        declared = read_defaults(wheels, store)
+        arguments, device_dependent = resolve_arguments(recipe(), declared)
+        defaults = Defaults(declared=declared, arguments=arguments, device_dependent=device_dependent)
+        return make_lock(store, tuple(wheels), defaults=defaults)
+
+    old = [locked(store, name, files) for name, files in FILES.items()]
+    source = {"trl/trainer/sft_config.py": SFT.replace("1024", "2048")}
+    new = [locked(store, "trl", source), *(wheel for wheel in old if wheel.name != "trl")]
+    new = [wheel.model_copy(update={"version": "1.1"}) if wheel.name == "trl" else wheel for wheel in new]
+    assert lock(old).content_sha256 != lock(new).content_sha256
+    assert lines(changes(lock(old), lock(new))) == [
+        "packages:",
+        "  trl 1.0 → 1.1",
+        "library defaults:",
+        "  trl.SFTConfig.max_length 1024 → 2048",
+        "arguments in force:",
+        "  max_length 1024 (library) → 2048 (library)",
+    ]
 
 
 def test_what_is_not_locked_declares_nothing(store: Store) -> None:

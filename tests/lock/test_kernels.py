@@ -317,6 +317,21 @@ def test_signatures_that_are_asked_for(lock: Locker, own_hub: HubServer, own: Lo
         own(recipe("org/kernel@v1", require_signatures=True), CPU)
 
 
+def test_the_state_of_a_signature(own_hub: HubServer, own: Locker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock says whether a build is unsigned, signed, or signed and checked; it is checked where that is asked for."""
+    files = kernel_repos.variant_files("k", "torch-universal", {"__init__.py": b""})
+    publish(own_hub, files)
+    assert own.one("org/kernel@v1").signature == "absent"
+    signed = {**files, "build/torch-universal/metadata.json.sigstore": b"{}"}
+    publish(own_hub, signed)
+    assert own.one("org/kernel@v1").signature == "present"
+    seen = []
+    monkeypatch.setattr("kitbuild.lock.kernels.check_signature", lambda *given, name: seen.append((*given, name)))
+    (kernel,) = own(recipe("org/kernel@v1", require_signatures=True), CPU)
+    assert kernel.signature == "verified"
+    assert seen == [(signed["build/torch-universal/metadata.json"], b"{}", "org/kernel (torch-universal)")]
+
+
 def test_a_build_that_was_changed(lock: Locker) -> None:
     """Files that are not those of the build's own digest are exit 7 and named: nothing checks it when it is loaded."""
     with pytest.raises(VerificationError) as caught:
@@ -459,3 +474,10 @@ def test_packages_that_a_kernel_needs(own_hub: HubServer, own: Locker) -> None:
     ]
     publish(own_hub, files)
     assert own(recipe("org/kernel@v1"), CUDA129, (*KERNELS, wheel("einops", "0.8.0")))
+    publish(own_hub, with_metadata(files, **{"python-depends": ["einops", "nki", "nonsense"]}))
+    with pytest.raises(ResolveError) as caught:
+        own(recipe("org/kernel@v1"), CUDA129, (*KERNELS, wheel("einops", "0.8.0")))
+    assert [problem.message for problem in caught.value.problems] == [
+        f"org/kernel@v1 needs {name}, which kernels does not know: it would refuse to load"
+        for name in ("nki", "nonsense")
+    ]

@@ -23,6 +23,7 @@ from kitbuild.progress import Silent
 from kitbuild.store import Store
 from tests.headline import stand_ins
 from tests.lock.package_index import LINUX, PackageIndex, serving
+from tests.lock.tls import authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -331,6 +332,23 @@ def test_cuda129_from_an_index_of_the_recipe(
         assert {item.sha256 for item in downloads} == {wheel.sha256 for wheel in found}
         (torch_file,) = [item for item in downloads if item.sha256 == torch.sha256]
         assert torch_file.url.startswith(pytorch.url.removesuffix("/simple"))
+
+
+def test_the_ca_that_pip_is_told_of(store: Store, environ: dict[str, str], tmp_path: Path) -> None:
+    """An index behind a CA of its own, known to pip's settings alone, is asked and its wheels are fetched."""
+    ca, tls = authority(tmp_path)
+    with serving(tls=tls) as index:
+        index.wheel("low", "1.0")
+        settings = tmp_path / "pip.conf"
+        settings.write_text(f"[global]\nindex-url = {index.url}\n")
+        del environ["UV_DEFAULT_INDEX"]
+        environ["PIP_CONFIG_FILE"] = str(settings)
+        with pytest.raises(ResolveError, match=r"^the package index 127.0.0.1 cannot be reached"):
+            resolve({"low": "1.0"}, store, environ)
+        settings.write_text(f"[global]\nindex-url = {index.url}\ncert = {ca}\n")
+        wheels = resolve({"low": "1.0"}, store, environ)
+        fetch_wheels(wheels, store=store, environ=environ, progress=Silent())
+    assert store.has(wheels[0].sha256)
 
 
 def test_a_private_package_is_never_taken_from_another_index(
