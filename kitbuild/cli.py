@@ -21,6 +21,8 @@ from kitbuild.errors import KitbuildError, UsageError
 from kitbuild.terminal import Terminal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kitbuild.flow.context import Context, Result
 
 INTERRUPTED = 130
@@ -64,6 +66,10 @@ ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A run dire
 ImageOption = Annotated[
     str | None,
     typer.Option("--image", metavar="REF", help="NAME@sha256:… in a registry, where not the last pushed from here."),
+]
+Host = Annotated[
+    str | None,
+    typer.Option("--host", metavar="USER@MACHINE", help="The engine there, by SSH; or a URL as DOCKER_HOST has it."),
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write to F instead of stdout.")]
 Tolerance = Annotated[
@@ -141,12 +147,17 @@ def _bug_report(error: Exception) -> str:
     return report.name
 
 
-def _context(*, json_output: bool, verbose: bool) -> tuple[Context, Terminal]:
+def _context(*, json_output: bool, verbose: bool, host: str | None = None) -> tuple[Context, Terminal]:
     from kitbuild.flow.context import Context  # noqa: PLC0415
     from kitbuild.store import Store  # noqa: PLC0415
 
     terminal = Terminal(verbose=verbose, json_output=json_output)
-    return Context(environ=os.environ, store=Store.open(os.environ), progress=terminal), terminal
+    environ: Mapping[str, str] = os.environ
+    if host is not None:
+        from kitbuild.image.engine import engine_url  # noqa: PLC0415 - docker-py takes a third of a second
+
+        environ = {**os.environ, "DOCKER_HOST": engine_url(host)}
+    return Context(environ=environ, store=Store.open(os.environ), progress=terminal), terminal
 
 
 def _print(terminal: Terminal, command: str, result: Result) -> None:
@@ -315,6 +326,7 @@ def run(
         ),
     ] = None,
     resume: Annotated[Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a stopped run.")] = None,
+    host: Host = None,
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -322,8 +334,8 @@ def run(
     from kitbuild.flow import running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=verbose)
-    options = running.RunOptions(out=out, engine=engine, python=python, resume=resume)
+    context, terminal = _context(json_output=json_output, verbose=verbose, host=host)
+    options = running.RunOptions(out=out, engine=engine, python=python, resume=resume, host=host)
     finished = running.run(context, recipe, options, stop=_stop_on_signal(Stop()))
     _print(terminal, "run", finished)
 
@@ -392,6 +404,7 @@ def reproduce(
         typer.Option("--python", metavar="PATH", help="With --engine local: this Python, recorded but not locked."),
     ] = None,
     tolerance: Tolerance = None,
+    host: Host = None,
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -399,8 +412,8 @@ def reproduce(
     from kitbuild.flow import running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=verbose)
-    options = running.RunOptions(out=out, engine=engine, python=python, resume=None)
+    context, terminal = _context(json_output=json_output, verbose=verbose, host=host)
+    options = running.RunOptions(out=out, engine=engine, python=python, resume=None, host=host)
     again = running.reproduce(context, archive, options, tolerance=tolerance, stop=_stop_on_signal(Stop()))
     _print(terminal, "reproduce", again)
 

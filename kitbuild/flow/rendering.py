@@ -94,19 +94,23 @@ def _image(context: Context, lock: Lock, path: Path, given: str | None, *, local
     if given is not None:
         named = ImageReference.parse(given)
         if named.digest is not None:
+            if known is not None and known.manifest_digest == named.digest:
+                return named.at(named.digest, config_digest=known.config_digest)
             return named
         if known is None:
             raise ImageError(
                 f"--image {given} has no digest, and this lock's image was not built here, so it is not known",
                 hint=f"NAME@sha256:…, as `{push} --json` prints it (manifest_digest)",
             )
-        return named.at(known.manifest_digest)
+        return named.at(known.manifest_digest, config_digest=known.config_digest)
     if known is None:
         raise ImageError(f"no image of {lock_path(path)} was built here", hint=f"{push}, or give --image NAME@sha256:…")
     if known.pushed:
-        return ImageReference.parse(known.pushed[0]).at(known.manifest_digest)
+        return ImageReference.parse(known.pushed[0]).at(known.manifest_digest, config_digest=known.config_digest)
     if local and known.engine_id is not None:
-        return ImageReference.local(known.engine_id)
+        return ImageReference.local(
+            known.engine_id, config_digest=known.config_digest, manifest_digest=known.manifest_digest
+        )
     raise ImageError(
         f"the image of {lock_path(path)} was built here, but never pushed to a registry",
         hint=f"{push}, or give --image NAME@sha256:…",

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 ENGINES = ("docker", "local")
 LINE = 60
+REMOTE = (
+    "the engine is on another machine, which has no directory of this one: model and data are copied there for this run"
+    " (image.bake in the recipe sends them once, with the image), and the run directory is copied back at its end"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +43,11 @@ class RunOptions:
     resume: Path | None
     measure: bool = False
     """For a benchmark: nothing is saved, and the rate of matrix products is measured beside."""
+    host: str | None = None
 
     def __post_init__(self) -> None:
+        if self.host is not None and self.engine != "docker":
+            raise UsageError("--host goes with --engine docker", hint="the local engine is this machine")
         if self.engine not in ENGINES:
             raise UsageError(f"--engine {self.engine} is not known", hint=f"one of {', '.join(ENGINES)}")
         if self.python is not None and self.engine != "local":
@@ -130,6 +137,8 @@ def resume_hint(run_dir: Path, options: RunOptions, recipe: Path | None) -> str:
     words = ["--resume", str(_from_here(run_dir))]
     if options.engine != "docker":
         words += ["--engine", options.engine]
+    if options.host is not None:
+        words += ["--host", options.host]
     if options.python is not None:
         words += ["--python", str(options.python)]
     if recipe is None:
@@ -148,12 +157,17 @@ def _in_container(
 ) -> None:
     from kitbuild.image import verify_image  # noqa: PLC0415 - docker-py is slow to import
     from kitbuild.run.docker_engine import container_spec, run_container  # noqa: PLC0415
+    from kitbuild.run.remote_engine import is_remote, run_remote  # noqa: PLC0415
 
     built = build(context, lock, recipe=recipe)
     verify_image(context.client(), str(built.engine_id), expected=built.image.content_sha256)
     spec = container_spec(
         lock, image=built.identity(), run_dir=run_dir, store=context.store, resume=resume, measure=options.measure
     )
+    if is_remote(context.client()):
+        context.progress.note(REMOTE)
+        run_remote(spec, run_dir, client=context.client(), progress=context.progress, stop=stop, resume=resume)
+        return
     context.progress.note(f"equal to: {spec.command_line()}")
     run_container(spec, run_dir, client=context.client(), progress=context.progress, stop=stop)
 

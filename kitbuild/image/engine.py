@@ -49,8 +49,23 @@ def podman_sockets(environ: Mapping[str, str]) -> Iterator[Path]:
     yield Path("/run/podman/podman.sock")
 
 
+def engine_url(host: str) -> str:
+    """What DOCKER_HOST is for `--host`: `user@machine` is reached by SSH."""
+    return host if "://" in host else f"ssh://{host}"
+
+
 def _unreachable(error: Exception, host: str) -> ImageError:
     text = str(error)
+    if "Install paramiko" in text:
+        return ImageError(
+            f"the engine at {host} is reached by SSH, and what the Docker SDK needs for that is not installed",
+            hint="pip install 'kitbuild[ssh]'",
+        )
+    if host.startswith("ssh://"):
+        return ImageError(
+            f"no container engine answers at {host}",
+            hint=f"`docker -H {host} version` must work: SSH without a password, and the docker command there",
+        )
     if "PermissionError" in text or "Permission denied" in text:
         return ImageError(
             f"no permission to use the container engine at {host}",

@@ -62,7 +62,7 @@ def _dollars(value: Any) -> Any:
 
 def _service(job: Job, rank: int, image: ImageReference, inputs: str, out: str) -> dict[str, Any]:
     network = "none" if job.nodes == 1 else "job"
-    told = job.environment("docker", digest=image.digest if image.path else None, hardening=hardened(network))
+    told = job.environment("docker", image=image, hardening=hardened(network))
     environment: dict[str, Any] = dict(told)
     if job.nodes > 1:
         environment |= {"MASTER_ADDR": "node-0", "MASTER_PORT": str(RENDEZVOUS_PORT), "NODE_RANK": str(rank)}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import PurePosixPath
 
     from kitbuild.lock.models import Lock
+    from kitbuild.render.reference import ImageReference
 
 GRACE_SECONDS = 600
 """From SIGTERM to SIGKILL: the step that runs, a checkpoint, and the record must fit in."""
@@ -78,7 +79,7 @@ class Job:
         shape = f"{_count(self.nodes, 'node')} × {_count(self.processes, f'{devices} process', 'es')}"
         return f"{one_line(self.name)}: {shape}; lock {self.lock_sha256[:12]}, kitbuild {kitbuild.__version__}"
 
-    def environment(self, engine: str, *, digest: str | None, hardening: dict[str, object]) -> dict[str, str]:
+    def environment(self, engine: str, *, image: ImageReference | str, hardening: dict[str, object]) -> dict[str, str]:
         """What the guest is told, less what only a node knows of itself (NODE_RANK)."""
         told = {
             "KIT_ENGINE": engine,
@@ -86,8 +87,8 @@ class Job:
             "KIT_LOCKED": "1",
             "KIT_RESUME": "auto",
         }
-        if digest is not None:
-            told["KIT_IMAGE"] = json.dumps({"manifest_digest": digest})
+        if not isinstance(image, str):
+            told["KIT_IMAGE"] = json.dumps(image.identity, sort_keys=True)
         return told
 
 

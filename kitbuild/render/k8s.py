@@ -198,7 +198,7 @@ def _pod_spec(
 
 
 def _container(job: Job, image: ImageReference, master: str, name: str) -> dict[str, Any]:
-    told = job.environment("kubernetes", digest=image.digest, hardening=hardened("policy"))
+    told = job.environment("kubernetes", image=image, hardening=hardened("policy"))
     environment: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in told.items()]
     if job.nodes > 1:
         index = {"fieldRef": {"fieldPath": f"metadata.annotations['{_INDEX}']"}}

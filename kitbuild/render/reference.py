@@ -25,6 +25,8 @@ class ImageReference:
     path: str | None
     tag: str | None
     digest: str | None
+    config_digest: str | None = None
+    manifest_digest: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -40,16 +42,23 @@ class ImageReference:
         path = found["path"]
         if host and not registry:  # an organisation on Docker Hub
             host, path = None, f"{host}/{path}"
-        return cls(host=host, path=path, tag=found["tag"], digest=found["digest"])
+        return cls(host=host, path=path, tag=found["tag"], digest=found["digest"], manifest_digest=found["digest"])
 
     @classmethod
-    def local(cls, engine_id: str) -> Self:
+    def local(cls, engine_id: str, *, config_digest: str, manifest_digest: str) -> Self:
         """An image that only this machine's engine has."""
-        return cls(host=None, path=None, tag=None, digest=engine_id)
+        digests = {"config_digest": config_digest, "manifest_digest": manifest_digest}
+        return cls(host=None, path=None, tag=None, digest=engine_id, **digests)
 
-    def at(self, digest: str) -> Self:
+    def at(self, manifest_digest: str, *, config_digest: str | None = None) -> Self:
         """The same place, by this digest."""
-        return replace(self, digest=digest)
+        return replace(self, digest=manifest_digest, manifest_digest=manifest_digest, config_digest=config_digest)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What the archive is to say of the image, as far as it is known."""
+        found = {"config_digest": self.config_digest, "manifest_digest": self.manifest_digest}
+        return {name: digest for name, digest in found.items() if digest is not None}
 
     @property
     def name(self) -> str:

@@ -137,13 +137,12 @@ def _settings(job: Job, environment: Mapping[str, str]) -> list[str]:
 
 
 def _pyxis(job: Job, image: ImageReference | str) -> str:
-    digest = image.digest if not isinstance(image, str) else None
-    environment = job.environment("pyxis", digest=digest, hardening={"read_only_root": True})
+    environment = job.environment("pyxis", image=image, hardening={"read_only_root": True})
     guest = "kit train" if job.nodes == 1 else "sh -c 'export NODE_RANK=$SLURM_NODEID; exec kit train'"
     lines = _settings(job, environment)
     lines += [
         "# Read-only but for its mounts; an unprivileged user namespace, with the user's own uid.",
-        *(["# By digest: enroot takes it in the place of a tag."] if digest else []),
+        *(["# By digest: enroot takes it in the place of a tag."] if not isinstance(image, str) else []),
         f"image={shlex.quote(image if isinstance(image, str) else image.enroot)}",
         "mounts=$out:/out,$scratch/cache:/cache,$scratch/tmp:/tmp",
         *(f"mounts+=,$inputs/{_below(place)}:{place}:ro" for place in job.inputs),
@@ -161,14 +160,13 @@ def _pyxis(job: Job, image: ImageReference | str) -> str:
 
 
 def _apptainer(job: Job, image: ImageReference | str) -> str:
-    digest = image.digest if not isinstance(image, str) else None
     network = "none" if job.nodes == 1 else "host"
-    environment = job.environment("apptainer", digest=digest, hardening={**hardened(network), "cap_drop": "user"})
+    environment = job.environment("apptainer", image=image, hardening={**hardened(network), "cap_drop": "user"})
     lines = _settings(job, environment)
     if isinstance(image, str):
         lines += [f"image={shlex.quote(image)}"]
     else:
-        sif = f"{job.label}-{str(digest).removeprefix('sha256:')[:12]}.sif"
+        sif = f"{job.label}-{str(image.digest).removeprefix('sha256:')[:12]}.sif"
         lines += [
             "# By digest, converted once; a SIF file on the shared file system serves all nodes.",
             f'image="$SLURM_SUBMIT_DIR"/{sif}',

@@ -40,6 +40,8 @@ class ContainerSpec:
     name: str
     user: str
     mounts: tuple[Mount, ...]
+    volumes: tuple[str, ...] = ()
+    """Places that are the container's own, for an engine that has none of our paths."""
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: bool = False
     command: tuple[str, ...] = ("train",)
@@ -58,7 +60,8 @@ class ContainerSpec:
             "mounts": [
                 EngineMount(str(mount.container), str(mount.host), type="bind", read_only=mount.read_only)
                 for mount in self.mounts
-            ],
+            ]
+            + [EngineMount(place, None, type="volume") for place in self.volumes],
             "tmpfs": dict(TMPFS),
             "read_only": True,
             "network_mode": "none",

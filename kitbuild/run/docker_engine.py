@@ -93,12 +93,12 @@ def run_container(
     with followed(run_dir):
         remove_abandoned(client)
         _make_room(spec.name, client)
-        container = _create(spec, run_dir, client)
+        container = create(spec, {RUN_LABEL: str(run_dir)}, client)
         process = ContainerProcess(container)
         try:
-            _start(container)
+            start(container)
             code = follow(process, run_dir, progress=progress, stop=stop)
-            _keep_log(container, run_dir)
+            keep_log(container, run_dir)
             raise_for(code, process, run_dir, stop=stop)
         finally:
             with contextlib.suppress(docker.errors.APIError, requests.exceptions.RequestException):
@@ -140,16 +140,18 @@ def _make_room(name: str, client: docker.DockerClient) -> None:
         raise RunError(f"the engine cannot remove the old container {name}: {error.explanation or error}") from error
 
 
-def _create(spec: ContainerSpec, run_dir: Path, client: docker.DockerClient) -> Container:
+def create(spec: ContainerSpec, labels: dict[str, str], client: docker.DockerClient) -> Container:
+    """A container that is not started; or what the engine said."""
     try:
-        return client.containers.create(**spec.engine_arguments(), labels={RUN_LABEL: str(run_dir)})
+        return client.containers.create(**spec.engine_arguments(), labels=labels)
     except docker.errors.ImageNotFound as error:
         raise RunError(f"the engine has no image {spec.image[:19]}", hint="build it: kitbuild image RECIPE") from error
     except docker.errors.APIError as error:
         raise RunError(f"the engine refused the container: {error.explanation or error}") from error
 
 
-def _start(container: Container) -> None:
+def start(container: Container) -> None:
+    """Start it; or what the engine said."""
     try:
         container.start()
     except docker.errors.APIError as error:
@@ -162,6 +164,7 @@ def _start(container: Container) -> None:
         raise RunError(f"the engine could not start the container: {text}") from error
 
 
-def _keep_log(container: Container, run_dir: Path) -> None:
+def keep_log(container: Container, run_dir: Path) -> None:
+    """What it printed before it could open its own log."""
     with contextlib.suppress(docker.errors.APIError):
         keep_printed(container.logs(), run_dir)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "render"
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 IMAGE = ImageReference.parse(f"registry.example:5000/team/chat@{DIGEST}")
+LOCAL = ImageReference.local(DIGEST, config_digest=DIGEST, manifest_digest=f"sha256:{'fedcba9876543210' * 4}")
 INPUTS = ("/inputs/model", "/inputs/chat_template.jinja", "/inputs/data/0")
 
 
@@ -45,9 +46,7 @@ CASES: dict[str, Callable[[], str]] = {
     "none-1.sh": lambda: slurm(container="none", image=None, cuda=False, processes=1, threads=2),
     "none-2.sh": lambda: slurm(container="none", image=None, nodes=2),
     "compose-1.yaml": lambda: render_compose(job(), image=IMAGE, inputs="inputs", out="/data/out"),
-    "compose-2.yaml": lambda: render_compose(
-        job(nodes=2), image=ImageReference.local(DIGEST), inputs="inputs", out="out"
-    ),
+    "compose-2.yaml": lambda: render_compose(job(nodes=2), image=LOCAL, inputs="inputs", out="out"),
     "job-1.yaml": lambda: render_job(job(cuda=False, inputs=()), image=IMAGE, inputs=None, out=None),
     "job-4.yaml": lambda: render_job(job(nodes=4, processes=8), image=IMAGE, inputs="models", out="runs"),
     "trainjob-1.yaml": lambda: render_trainjob(job(), image=IMAGE, inputs=None, out=None),

@@ -28,8 +28,12 @@ def test_named_by_digest(text: str, engine: str, enroot: str) -> None:
 
 
 def test_local_image_is_its_id() -> None:
-    """What only the engine has is called by the engine's own id."""
-    assert str(ImageReference.local(DIGEST)) == DIGEST
+    """What only the engine has is called by the engine's own id; the archive is told both digests."""
+    other = f"sha256:{'cd' * 32}"
+    local = ImageReference.local(DIGEST, config_digest=DIGEST, manifest_digest=other)
+    assert str(local) == DIGEST
+    assert local.identity == {"config_digest": DIGEST, "manifest_digest": other}
+    assert ImageReference.parse(f"a@{DIGEST}").identity == {"manifest_digest": DIGEST}
 
 
 @pytest.mark.parametrize(
