@@ -162,8 +162,10 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     stop.listen()
     kills = failures.oom_kills()
 
+    agent = os.getpid()
+
     def forked() -> None:
-        _meet(logs)
+        _meet(logs, agent)
         worker()
 
     try:
@@ -178,7 +180,7 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     return results
 
 
-def _meet(folder: Path) -> None:
+def _meet(folder: Path, agent: int) -> None:
     """Go on when every worker of this node is forked.
 
     A worker's first connection makes the agent's store thread look up a name; a fork in that moment copies the
@@ -186,6 +188,8 @@ def _meet(folder: Path) -> None:
     """
     (folder / f"forked-{os.environ['LOCAL_RANK']}").touch()
     while len(list(folder.glob("forked-*"))) < int(os.environ["LOCAL_WORLD_SIZE"]):
+        if os.getppid() != agent:
+            sys.exit(1)
         time.sleep(0.005)
 
 
