@@ -20,21 +20,21 @@ class Sums:
     """
 
     def __init__(self) -> None:
-        self._held: list[tuple[int, list[torch.Tensor]]] = []
+        self.held: list[tuple[int, list[torch.Tensor]]] = []
 
     def add(self, tensors: list[torch.Tensor]) -> None:
         """The next virtual rank's; the lists become ours."""
         size = 1
-        while self._held and self._held[-1][0] == size:
-            _, left = self._held.pop()
+        while self.held and self.held[-1][0] == size:
+            _, left = self.held.pop()
             torch._foreach_add_(left, tensors)
             tensors, size = left, 2 * size
-        self._held.append((size, tensors))
+        self.held.append((size, tensors))
 
     def take(self) -> list[torch.Tensor]:
         """The sum over a power of two."""
-        ((_, total),) = self._held
-        self._held = []
+        ((_, total),) = self.held
+        self.held = []
         return total
 
 

@@ -84,3 +84,34 @@ def test_from_one_number_of_processes_to_another(guest: Guest, tmp_path: Path) -
         assert (stopped.rc, stopped.exit["steps_done"]) == (10, last + (processes > 1)), stopped.terminal
     resumed = trained(guest, 2, out=out, **changes)
     same(whole, resumed)
+
+
+def test_rows_that_are_read_ahead_and_dropout(guest: Guest) -> None:
+    """A worker of the data loader changes nothing; dropout and the seed do."""
+    one = trained(guest, 1)
+    two = trained(guest, 2, train={**TRAIN, "dataloader_num_workers": 1})
+    same(one, two)
+    dropped = trained(guest, 1, model=DROPOUT)
+    assert [line["batch_sha256"] for line in one.metrics] == [line["batch_sha256"] for line in dropped.metrics]
+    assert one.metrics[0]["loss"] != dropped.metrics[0]["loss"]
+    other = trained(guest, 1, model=DROPOUT, seed=8)
+    assert other.metrics[0]["batch_sha256"] != dropped.metrics[0]["batch_sha256"]
+
+
+@pytest.mark.parametrize(("when", "steps"), [("before the first step", 0), ("after the last step", 4)])
+def test_a_process_with_other_weights(guest: Guest, when: str, steps: int) -> None:
+    """Nothing but equal sums keeps the processes equal, so it is looked at: exit 6, and no model is left."""
+    guest.build(**built(2))
+    run = guest.run(other_weights=when)
+    assert (run.rc, (run.out / "model").exists()) == (6, False)
+    assert run.exit["message"] == f"{when}, process 1 has other weights than process 0"
+    assert len(run.metrics) in (steps, steps - 1)  # the last is written when training has ended
+
+
+def test_too_few_rows(guest: Guest) -> None:
+    """Fewer rows than a global batch, and no part of one wanted, is exit 6."""
+    train = {**TRAIN, "dataloader_drop_last": True}
+    guest.build(**built(1, ranks=32, batch={"global": 32, "micro": 1}, train=train))
+    run = guest.run()
+    assert run.rc == 6
+    assert run.exit["message"] == ("24 rows are less than one global batch of 32, and dataloader_drop_last is on")

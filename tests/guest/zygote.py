@@ -8,6 +8,7 @@ A line is a job: {"environ", "argv", "log"} and what is to happen to it:
 - `kill_in_save`: SIGKILL when the checkpoint of that step is written and not yet marked;
 - `limit_after`: [step, bytes]: from that step on no file grows beyond that many bytes, as on a full disk;
 - `full`: a file of the run directory that cannot be written;
+- `other_weights`: the second process has other weights when it is looked at whether all are equal;
 - `out_of_memory`: more than there is is asked for.
 
 Answers: {"pid"}, then {"rc"}.
@@ -57,15 +58,20 @@ class Injury:
         if path.name == self.job.get("full"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def compared(self, owner: Any, when: str) -> None:
+        if when == self.job.get("other_weights") and owner.deal.rank == 1:
+            next(owner.model.parameters()).data[0, 0] += 1e-3
+
 
 def injure(job: dict[str, Any]) -> None:
-    from kitbuild.guest import checkpoints, data, record, trainer  # noqa: PLC0415 - after the fork
+    from kitbuild.guest import checkpoints, data, record, trainer, virtual_ranks  # noqa: PLC0415 - after the fork
 
     injury = Injury(job)
     around(trainer.Recorder, "end_step", before=injury.ended, after=injury.recorded)
     around(checkpoints, "seal", before=injury.sealed)
     around(record.Status, "write", before=injury.begun)
     around(record, "write_bytes", before=injury.written)
+    around(virtual_ranks.VirtualTrainer, "check_replicas", before=injury.compared)
     if job.get("out_of_memory"):
         data.training_rows = lambda config: bytearray(1 << 62)  # noqa: ARG005
 
