@@ -214,7 +214,7 @@ def _resumed(run_dir: Path, lock: Lock) -> Path:
             f"{run_dir} is not a run that can be resumed: {error.strerror}",
             hint="the directory of a run that was stopped, as `kitbuild run` named it; `kitbuild archive list` lists runs",
         ) from error
-    if old.content_sha256 != lock.content_sha256:
+    if old.identity_sha256 != lock.identity_sha256:
         raise UsageError(
             f"{run_dir} was started from another lock ({old.sha256[:12]}, the recipe's is {lock.sha256[:12]})",
             hint="restore that recipe and lock (they are in the run directory), or start a new run",

@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 LOCK_VERSION = 1
+OF_THE_WORLD = ("gradient_accumulation_steps", "ddp_backend")  # arguments that follow from the number of processes
 CommitSha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 
@@ -211,6 +212,25 @@ class Lock(Closed):
     def content_sha256(self) -> str:
         """Digest of everything but `recipe_sha256` and `name`: an edited comment changes no verdict."""
         body = self.model_dump(mode="json", exclude={"recipe_sha256", "name"})
+        return hashlib.sha256(canonical(body)).hexdigest()
+
+    @property
+    def identity_sha256(self) -> str:
+        """What a run that goes on must share with what it was: with virtual ranks, all but the number of processes.
+
+        `kitbuild.guest.identity` is the same, where the lock is only JSON.
+        """
+        given = self.recipe.get("determinism")
+        if not isinstance(given, dict) or not given.get("virtual_ranks"):
+            return self.content_sha256
+        launch = {**self.recipe["launch"], "nodes": None, "processes_per_node": None}
+        arguments = {name: item for name, item in self.defaults.arguments.items() if name not in OF_THE_WORLD}
+        changes = {
+            "recipe": {**self.recipe, "launch": launch},
+            "defaults": self.defaults.model_copy(update={"arguments": arguments}).model_dump(mode="json"),
+            "launch": None,
+        }
+        body = self.model_dump(mode="json", exclude={"recipe_sha256", "name", *changes}) | changes
         return hashlib.sha256(canonical(body)).hexdigest()
 
     def to_bytes(self) -> bytes:

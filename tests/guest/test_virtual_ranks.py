@@ -87,15 +87,13 @@ def test_from_one_number_of_processes_to_another(guest: Guest, tmp_path: Path) -
 
 
 def test_rows_that_are_read_ahead_and_dropout(guest: Guest) -> None:
-    """A worker of the data loader changes nothing; dropout and the seed do."""
+    """A worker of the data loader changes nothing; dropout does, with the same batches."""
     one = trained(guest, 1)
     two = trained(guest, 2, train={**TRAIN, "dataloader_num_workers": 1})
     same(one, two)
     dropped = trained(guest, 1, model=DROPOUT)
     assert [line["batch_sha256"] for line in one.metrics] == [line["batch_sha256"] for line in dropped.metrics]
     assert one.metrics[0]["loss"] != dropped.metrics[0]["loss"]
-    other = trained(guest, 1, model=DROPOUT, seed=8)
-    assert other.metrics[0]["batch_sha256"] != dropped.metrics[0]["batch_sha256"]
 
 
 @pytest.mark.parametrize(("when", "steps"), [("before the first step", 0), ("after the last step", 4)])
