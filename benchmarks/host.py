@@ -1,4 +1,4 @@
-"""How long the host's verbs take: check, lock (warm), image (cold, unchanged, one kernel changed)."""
+"""How long the host's verbs take: check, lock (warm), image (cold, unchanged, one kernel changed; against uv)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,8 +17,14 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "benchmarks")]
 
-from machine import keep, machine, summary  # noqa: E402 - a script: the checkout is put on the path first
+from assembly import into_engine, uv_install  # noqa: E402 - a script: the checkout is put on the path first
+from machine import keep, machine, summary  # noqa: E402
 
+from kitbuild.flow.context import Context  # noqa: E402
+from kitbuild.image import load_base  # noqa: E402
+from kitbuild.lock.closure import closure  # noqa: E402
+from kitbuild.lock.files import parse_lock  # noqa: E402
+from kitbuild.progress import Silent  # noqa: E402
 from kitbuild.store import Store  # noqa: E402
 from tests.hub import kernel_repos  # noqa: E402
 from tests.hub.fixtures import standard_hub  # noqa: E402
@@ -67,6 +74,29 @@ def forget(image: dict[str, Any]) -> None:
     subprocess.run(["docker", "rmi", "-f", image["engine_id"]], check=False, capture_output=True)
 
 
+def against_uv(recipe: Path, lock: dict[str, Any], warm: Store, folder: Path, repeats: int) -> dict[str, Any]:
+    """Cold assembly and uv, in turn; the base is in the engine before, and loading is timed apart."""
+    ours, load, uv = [], [], []
+    parsed = parse_lock(recipe.with_name("tiny-kernels.lock.json").read_bytes(), name=recipe.name)
+    inputs = {sha256 for sha256 in closure(parsed) if warm.has(sha256)}
+    for number in range(repeats):
+        uv.append(uv_install(parsed, warm, folder))
+        place = folder / f"cold-{number}"
+        cold_store(warm, place, lock)
+        store = Store.open({"KITBUILD_HOME": str(place)})
+        for sha256 in inputs:
+            store.add_file(warm.path(sha256), expected=sha256)
+        context = Context(environ=os.environ, store=store, progress=Silent())
+        load_base(parsed.base, context.client(), store=store, progress=Silent())
+        image, _loaded, seconds = into_engine(context, parsed, recipe.read_bytes())
+        ours.append(seconds["assembly"])
+        load.append(seconds["load"])
+        forget({"engine_id": image.tag})
+        shutil.rmtree(place)
+    ratio = round(statistics.median(ours) / statistics.median(uv), 3)
+    return {"kitbuild": summary(ours), "engine_load": summary(load), "uv": summary(uv), "ratio": ratio}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -101,6 +131,7 @@ def main() -> None:
         result["image_unchanged"] = summary(
             [kitbuild("image", str(recipe), environ=environ)[0] for _ in range(options.repeats)]
         )
+        result["assembly"] = against_uv(recipe, json.loads(locked.read_bytes()), warm, folder, min(options.repeats, 3))
         kernel_seconds, sent = [], 0
         for version in (1, 4, 2):
             hub.commit("kernels-community/flash-attn2", kernel_repos.flash_attn2(version), "v2")
