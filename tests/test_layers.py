@@ -41,7 +41,7 @@ LINES = 300
 LONGER = {
     # Longer than a module should be, and no longer than this.
     "kitbuild/cli.py": 720,  # one short function a verb
-    "kitbuild/base/registry.py": 340,
+    "kitbuild/base/registry.py": 310,
     "kitbuild/guest/determinism.py": 325,  # a table
     "kitbuild/recipe/rules.py": 310,  # a table of rules
     "kitbuild/store/download.py": 330,

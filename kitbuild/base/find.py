@@ -13,7 +13,8 @@ from kitbuild.base import bases, engine
 from kitbuild.base.bootstrap import bootstrap, host_architecture
 from kitbuild.base.build import build, definition
 from kitbuild.base.models import LockedBase, Upstream
-from kitbuild.base.registry import Reference, Registry
+from kitbuild.base.reference import Reference
+from kitbuild.base.registry import Registry
 from kitbuild.base.targets import Target, load_bootstrap, load_target
 from kitbuild.errors import KitbuildError, ResolveError
 

@@ -11,9 +11,9 @@ import hashlib
 import json
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any
 
 import docker.auth
 import docker.errors
@@ -21,75 +21,24 @@ import requests
 import urllib3.exceptions
 
 from kitbuild.base import oci
+from kitbuild.base.reference import Reference
 from kitbuild.errors import ImageError, KitbuildError, ResolveError, UsageError, VerificationError
+from kitbuild.store.http import PASSING, asked_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kitbuild.progress import Progress
 
 _DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 _ACCEPT = f"{oci.MANIFEST_TYPE}, {oci.INDEX_TYPE}, {_DOCKER_MANIFEST}, {_DOCKER_INDEX}"
-_REFERENCE = re.compile(
-    r"^(?P<repository>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?$"
-)
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _TIMEOUT_SECONDS = (5, 60)
 _ATTEMPTS = 4
 _UNAUTHORIZED = 401
 _NOT_FOUND = 404
 _PARTIAL = 206
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """`[host/]repository[:tag][@digest]`, taken apart as the engine does."""
-
-    host: str
-    repository: str
-    tag: str | None
-    digest: str | None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Take a reference apart; what is none is a usage error."""
-        first, slash, rest = text.partition("/")
-        has_host = bool(slash) and (first == "localhost" or bool(set(first) & set(".:")))
-        host, remainder = (first, rest) if has_host else ("docker.io", text)
-        match = _REFERENCE.match(remainder)
-        if match is None:
-            raise UsageError(f"{text!r} is no image reference", hint="write [host/]repository[:tag][@sha256:…]")
-        repository = match["repository"]
-        if host == "docker.io" and "/" not in repository:
-            repository = f"library/{repository}"
-        return cls(host=host, repository=repository, tag=match["tag"], digest=match["digest"])
-
-    @property
-    def target(self) -> str:
-        """What a manifest is asked for by."""
-        return self.digest or self.tag or "latest"
-
-    @property
-    def familiar(self) -> str:
-        """The repository as the engine lists it: Docker Hub goes without saying."""
-        repository = f"{self.host}/{self.repository}"
-        return repository.removeprefix("docker.io/").removeprefix("library/")
-
-    def at(self, digest: str) -> Self:
-        """The same repository's image of this digest."""
-        return replace(self, tag=None, digest=digest)
-
-    @property
-    def base_url(self) -> str:
-        """Plain HTTP on this machine only, as the engine has it."""
-        local = re.match(r"^(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?$", self.host)
-        host = "registry-1.docker.io" if self.host == "docker.io" else self.host
-        return f"{'http' if local else 'https'}://{host}/v2/{self.repository}"
-
-    def __str__(self) -> str:
-        tag = f":{self.tag}" if self.tag else ""
-        return f"{self.host}/{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +54,18 @@ class Registry:
     """One repository of one registry. `failure`: what a request that fails is raised as."""
 
     def __init__(
-        self, reference: Reference, *, environ: Mapping[str, str], failure: type[KitbuildError] = ResolveError
+        self,
+        reference: Reference,
+        *,
+        environ: Mapping[str, str],
+        failure: type[KitbuildError] = ResolveError,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.reference = reference
         self._failure = failure
         self._environ = environ
         self._session = requests.Session()
+        self._sleep = sleep
         self._authorization: str | None = None
 
     def head(self) -> str | None:
@@ -164,7 +119,7 @@ class Registry:
                             f"layer {digest} of {self.reference} broke off {_ATTEMPTS} times: {error}",
                             hint="try again; finished layers are kept",
                         ) from error
-                    time.sleep(attempt)
+                    self._sleep(attempt)
         if f"sha256:{hashing.hexdigest()}" != digest:
             raise VerificationError(
                 f"layer {digest} of {self.reference}: sha256 is {hashing.hexdigest()}", hint="the registry is damaged"
@@ -241,6 +196,17 @@ class Registry:
         return response
 
     def _once(self, method: str, url: str, options: Mapping[str, Any]) -> requests.Response:
+        """Ask; what may pass (429, 503, …) is asked again, after the time that the registry wants."""
+        for attempt in range(1, _ATTEMPTS):
+            response = self._ask(method, url, options)
+            if response.status_code not in PASSING:
+                return response
+            response.close()
+            wanted = asked_wait(response)
+            self._sleep(2.0**attempt if wanted is None else wanted)
+        return self._ask(method, url, options)
+
+    def _ask(self, method: str, url: str, options: Mapping[str, Any]) -> requests.Response:
         headers = {"Accept": _ACCEPT} | options.get("headers", {})
         if self._authorization:
             headers["Authorization"] = self._authorization

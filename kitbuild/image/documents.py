@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from kitbuild.base import oci
-from kitbuild.base.registry import Reference, Registry
+from kitbuild.base.reference import Reference
+from kitbuild.base.registry import Registry
 from kitbuild.errors import ImageError, UsageError, VerificationError
 from kitbuild.image.config import CONTENT_LABEL, LOCK_LABEL
 from kitbuild.image.content import CONTENT

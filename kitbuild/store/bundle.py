@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import UsageError, VerificationError
-from kitbuild.store.blobs import CHUNK_BYTES, space_errors
+from kitbuild.store.blobs import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -45,7 +45,6 @@ def write_bundle(
     try:
         total = float(sum(sizes.values()))
         with (
-            space_errors(output.parent),
             os.fdopen(descriptor, "wb") as stream,
             progress.activity("Writing the bundle", total=total, unit="bytes") as advance,
         ):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _REDIRECTS = {301, 302, 303, 307, 308}
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
+PASSING = {408, 425, 429, 500, 502, 503, 504}
 _MOST_REDIRECTS = 10
 _LONGEST_ASKED_WAIT_SECONDS = 120.0
 _CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
@@ -209,8 +209,8 @@ class Client:
 
 def _check_status(response: requests.Response, *, name: str) -> None:
     status, place = response.status_code, host(response.url)
-    if status in _PASSING:
-        raise Passing(f"{place} answers {status}", wait_seconds=_asked_wait(response))
+    if status in PASSING:
+        raise Passing(f"{place} answers {status}", wait_seconds=asked_wait(response))
     if status in {401, 403}:
         raise ResolveError(f"{name}: {place} refuses access ({status})", hint="give a token that may read it")
     if status in {404, 410}:
@@ -219,7 +219,8 @@ def _check_status(response: requests.Response, *, name: str) -> None:
         raise ResolveError(f"{name}: {place} answers {status}")
 
 
-def _asked_wait(response: requests.Response) -> float | None:
+def asked_wait(response: requests.Response) -> float | None:
+    """Seconds that the server asks for by Retry-After, as a number or a date; never more than two minutes."""
     value = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", value):
         return min(float(value), _LONGEST_ASKED_WAIT_SECONDS)

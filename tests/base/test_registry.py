@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from kitbuild.base import oci
-from kitbuild.base.registry import Reference, Registry, push
+from kitbuild.base.reference import Reference
+from kitbuild.base.registry import Registry, push
 from kitbuild.errors import ImageError, ResolveError, UsageError, VerificationError
 from kitbuild.progress import Silent
 from tests.base import made
+from tests.store.faulty_server import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,6 +199,37 @@ def test_login_platform_and_resume(tmp_path: Path) -> None:
         assert pulled_layer(remote, image.layers[0], tmp_path) == LAYERS[1]
         with pytest.raises(ResolveError, match="has no image for linux/s390x"):
             remote.image(architecture="s390x")
+
+
+@pytest.mark.parametrize(
+    ("faults", "waits"),
+    [
+        (["429 7", "503 Wed, 21 Oct 2015 07:28:00 GMT"], [7.0, 0.0]),
+        (["500", "503", "429 3600"], [2.0, 4.0, 120.0]),
+    ],
+)
+def test_a_busy_registry_is_asked_again(faults: list[str], waits: list[float]) -> None:
+    """429, 500 and 503 are tried again, after the time that Retry-After names or twice as long each time."""
+    slept: list[float] = []
+    with serving() as busy:
+        path = "/v2/team/base/manifests/1"
+        busy.bodies[path] = MANIFEST
+        busy.faults[path] = list(faults)
+        reference = Reference.parse(f"127.0.0.1:{busy.port}/team/base:1")
+        registry = Registry(reference, environ={}, sleep=slept.append)
+        assert registry._manifest("1") == MANIFEST
+    assert slept == waits
+
+
+def test_a_registry_that_stays_busy() -> None:
+    """After four tries it is exit 4 with the registry's answer."""
+    with serving() as busy:
+        busy.faults["/v2/team/base/manifests/1"] = ["503"] * 9
+        reference = Reference.parse(f"127.0.0.1:{busy.port}/team/base:1")
+        registry = Registry(reference, environ={}, sleep=lambda _seconds: None)
+        with pytest.raises(ResolveError, match="the registry answered 503 Service Unavailable to GET"):
+            registry._manifest("1")
+        assert len(busy.seen) == 4
 
 
 def test_no_login() -> None:

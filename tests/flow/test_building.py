@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -107,6 +109,20 @@ def test_bundle_that_cannot_be_written(full: Context, recipe: Path) -> None:
     """Exit 2 that names the file."""
     with pytest.raises(UsageError, match=r"^/proc/none/b\.tar cannot be written: "):
         building.fetch(full, recipe, bundle=Path("/proc/none/b.tar"), source=None)
+
+
+def test_bundle_on_a_full_disk(full: Context, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 2 that names the file and not the store; nothing half-made is left."""
+
+    def no_space(_stream: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    place = tmp_path / "full-disk"
+    place.mkdir()
+    with pytest.raises(UsageError, match=r"b\.tar cannot be written: No space left on device$"):
+        building.fetch(full, recipe, bundle=place / "b.tar", source=None)
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no tar"])

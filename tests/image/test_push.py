@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kitbuild.base.registry import Reference, Registry, push
+from kitbuild.base.reference import Reference
+from kitbuild.base.registry import Registry, push
 from kitbuild.errors import ImageError, VerificationError
 from kitbuild.flow import inspecting
 from kitbuild.flow.context import Context
