@@ -166,7 +166,7 @@ def measure(context: Context, folder: Path) -> dict[str, Any]:
         first, loaded, cold = into_engine(context, lock, recipe.content)
         print(f"cold: {cold}", file=sys.stderr)
         _again, _loaded, unchanged = into_engine(context, lock, recipe.content)
-        hub.commit(ATTENTION, real_size(4), "v2")
+        hub.commit(ATTENTION, real_size(1), "v2")
         lock_path(path).unlink()
         changed_lock = ensure_lock(context, recipe)
         fetch_all(context, changed_lock, recipe)
