@@ -63,13 +63,22 @@ def _departure(manifest: Manifest, kernel: LockedKernel, member: str | None, use
         return Departure(name=name, locked=locked, ran="not used")
     if (use.commit, use.variant) != (kernel.commit, kernel.variant):
         return Departure(name=name, locked=locked, ran=_identity(use))
-    ranks = manifest.launch.get("world_size")
-    # One more than are listed is enough to see that one is missing.
-    count = max(min(ranks if isinstance(ranks, int) else 1, len(use.calls) + 1), len(use.calls), 1)
-    unused = [rank for rank in range(count) if not use.calls.get(str(rank))]
+    unused = _unused_ranks(manifest, use)
     if not unused:
         return None
-    return Departure(name=name, locked=locked, ran="not used", rank=None if len(unused) == count else unused[0])
+    in_some = any(count > 0 for count in use.calls.values())
+    return Departure(name=name, locked=locked, ran="not used", rank=unused[0] if in_some else None)
+
+
+def _unused_ranks(manifest: Manifest, use: KernelUse) -> list[int]:
+    """Ranks that did not call it: listed with no call, or not listed. A node of several lists its own ranks."""
+    several = manifest.launch.get("nodes") not in (None, 1)
+    ranks = manifest.launch.get("processes_per_node" if several else "world_size")
+    silent = [int(rank) for rank, count in use.calls.items() if count <= 0 and rank.isdecimal()]
+    missing = (ranks if isinstance(ranks, int) else 1) - len(use.calls)
+    if missing > 0:
+        silent.append(next(rank for rank in range(len(use.calls) + 1) if str(rank) not in use.calls))
+    return sorted(silent)
 
 
 def _attention(manifest: Manifest) -> Iterator[Departure]:

@@ -104,7 +104,7 @@ class Session:
         self.phase_name = "record"
         self.steps_done, self.steps = first["steps_done"], first["steps"]
         self.seconds |= first.pop("seconds")
-        kept = ("device", "build", "arguments", "attention", "liger", "rows", "weights")
+        kept = ("device", "build", "arguments", "attention", "liger", "rows", "weights", "resumed")
         self.parts |= {name: first[name] for name in kept if name in first}
         self.parts["determinism"] |= {"settings": first.get("settings", {})}
         self.parts["kernels"] = kernels.described(config, {rank: item["calls"] for rank, item in results.items()})

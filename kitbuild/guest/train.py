@@ -137,7 +137,7 @@ class Worker:
             from peft import LoraConfig
 
             peft = LoraConfig(**{"task_type": "CAUSAL_LM", **config.recipe["lora"]})
-        held = {**claim.mark(config), "device": manifest.identity(config), "evaluate_before": None}
+        held = {**claim.mark(config), "device": manifest.identity(config), "evaluate_before": None, "resumed": []}
         rows = data.training_rows(config)
         if data.conversational(rows) and not tokenizer.chat_template:
             text = "the data are conversations and the tokenizer has no chat template"
@@ -178,7 +178,7 @@ class Worker:
         determinism.check(config, when="while training")
         result = {
             "stopped": recorder.stopped, "steps_done": recorder.step, "steps": trainer.state.max_steps,
-            "calls": used, "proven": proven, "seconds": self.seconds,
+            "calls": used, "proven": proven, "seconds": self.seconds, "resumed": recorder.kept["resumed"],
             "evaluate": {"metric": "exact_match", "before": recorder.kept["evaluate_before"], "after": None} if evaluation else None,
         }  # fmt: skip
         self.seconds["first_step"] = recorder.first_step_seconds or 0.0
@@ -212,6 +212,7 @@ class Worker:
                 recorder.metrics.start()
             return None, {}
         recorder.kept["evaluate_before"] = found.mark["evaluate_before"]
+        recorder.kept["resumed"] = [*found.mark.get("resumed", ()), found.step]
         claim.same_device(config, found, recorder.kept["device"])
         recorder.step = recorder.saved_step = found.step
         if recorder.first:

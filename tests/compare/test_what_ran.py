@@ -78,6 +78,14 @@ def test_a_rank_that_is_not_in_the_list_did_not_call(tmp_path: Path) -> None:
     assert [item.rank for item in departures(archive(run, tmp_path / "run"))] == [1]
 
 
+@pytest.mark.parametrize(("calls", "unused"), [({"2": 4, "3": 4}, []), ({"2": 4, "3": 0}, [3]), ({"2": 4}, [0])])
+def test_a_node_of_several_speaks_of_its_own_ranks(tmp_path: Path, calls: dict[str, int], unused: list[int]) -> None:
+    """The second node of two lists ranks 2 and 3."""
+    launch = {"nodes": 2, "processes_per_node": 2, "world_size": 4}
+    run = Run(manifest={"launch": launch}, calls=calls)
+    assert [item.rank for item in departures(archive(run, tmp_path / "run"))] == unused
+
+
 def test_a_world_size_that_cannot_be_is_survived(tmp_path: Path) -> None:
     """A stranger's number is not counted up to."""
     run = Run(manifest={"launch": {"world_size": 10**18}, "liger": {"patched": True}})

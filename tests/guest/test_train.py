@@ -120,6 +120,7 @@ def test_stopped_at_each_step(guest: Guest) -> None:
         same(whole, resumed)
         assert whole.manifest["results"]["evaluate"] == resumed.manifest["results"]["evaluate"]
         assert whole.manifest["data"] == resumed.manifest["data"]
+        assert (whole.manifest["resumed"], resumed.manifest["resumed"]) == ([], [step])
 
 
 def test_loss_is_the_normalised_one(guest: Guest) -> None:
