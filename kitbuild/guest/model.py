@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
-from kitbuild.guest import kernels, selftest
+from kitbuild.errors import RunError
+from kitbuild.guest import kernels, record, selftest_attention, selftest_model
+from kitbuild.guest.selftest import Selftest
 
 if TYPE_CHECKING:
-    from collections import Counter
+    from types import ModuleType
 
     from kitbuild.guest.config import Config
 
@@ -30,8 +34,10 @@ def load(config: Config, calls: Counter[str]) -> tuple[Any, Any, Any]:
     else:
         given = dict(config.raw["model"]["config"])
         settings = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
-    if module is not None:
-        selftest.attention(config, module, shape(settings))
+    test = Selftest(config, shape(settings))
+    if not test.recall():
+        selftest(test, settings, module)
+    record.write_json(places.scratch / f"selftest-{os.environ.get('RANK', '0')}.json", test.result())
     dtype = getattr(torch, config.recipe["model"]["dtype"])
     chosen = {"attn_implementation": config.attention, "dtype": dtype}
     if config.has_weights:
@@ -42,9 +48,26 @@ def load(config: Config, calls: Counter[str]) -> tuple[Any, Any, Any]:
     if config.cuda:
         model = model.to("cuda")
     model.train()
-    replaced = kernels.kernelize_layers(model, config, calls)
-    selftest.layers(config, replaced)
-    return tokenizer, model, replaced
+    return tokenizer, model, kernels.kernelize_layers(model, config, calls)
+
+
+def selftest(test: Selftest, settings: Any, module: ModuleType | None) -> None:
+    """Each kernel by itself, then in one layer of the model's kind."""
+    kernel = test.config.attention_kernel
+    if module is not None and kernel is not None:
+        selftest_attention.attention(test, kernel, module)
+    with selftest_model.own_random_numbers(cuda=test.config.cuda):
+        try:
+            model, plain = (selftest_model.one_layer(test, settings) for _ in range(2))
+        except RunError:
+            raise
+        except Exception as error:
+            if any(item.layers for item in test.config.kernels):
+                text = f"a {settings.model_type} of one layer cannot be made to test kernels.layers: {error}"
+                raise RunError(text, hint="remove kernels.layers") from error
+            return
+        selftest_model.layers(test, plain, kernels.kernelize_layers(model, test.config, Counter()))
+        selftest_model.attention_path(test, model)
 
 
 def save(config: Config, trainer: Any, tokenizer: Any, *, first: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import UTC, datetime
@@ -99,6 +100,7 @@ class Session:
     def collect(self, results: dict[int, dict[str, Any]]) -> None:
         """The ranks' results as parts of the manifest."""
         config, first = self.config, results[min(results)]
+        self.parts["selftest"] = json.loads((config.places.scratch / f"selftest-{min(results)}.json").read_bytes())
         if "calls" not in first:
             return
         self.phase_name = "record"

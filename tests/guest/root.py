@@ -38,6 +38,8 @@ TEMPLATE = (
     b"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 ATTENTION = "kernels-community/flash-attn2"
+FUNCTIONS = {"missing_varlen": ("flash_attn_func",)}
+"""What a kernel offers that lacks something."""
 LAYERS = "kernels-community/liger-kernels"
 
 
@@ -136,10 +138,11 @@ def build(
     folder: Path,
     *,
     attention: str = "flash_attn",
+    layers: str = "liger_layers",
     defaults: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Root:
-    """Write the whole tree; `attention` is the source of the attention kernel."""
+    """Write the whole tree; `attention` and `layers` are the sources of the kernels."""
     given = Recipe.model_validate(
         {key: tuple(value) if isinstance(value, list) else value for key, value in recipe(**changes).items()}
     )
@@ -155,11 +158,13 @@ def build(
     repos: dict[str, tuple[str, dict[str, bytes]]] = {}
     kernels: list[LockedKernel] = []
     if given.kernels.attention_reference:
-        files = kernel_repos.variant_files("flash-attn2", "torch-cpu", kernel_repos.attention(attention), version=4)
+        files = kernel_repos.variant_files(
+            "flash-attn2", "torch-cpu", kernel_repos.attention(attention, *FUNCTIONS.get(attention, ())), version=4
+        )
         repos[ATTENTION] = (ATTENTION_COMMIT, files)
         kernels.append(kernel("attention", ATTENTION, ATTENTION_COMMIT, files, {}))
     if given.kernels.layers:
-        whole = kernel_repos.liger_kernels(3)
+        whole = kernel_repos.liger_kernels(3, layers)
         files = {path: data for path, data in whole.items() if path.startswith("build/torch-cpu/")}
         repos[LAYERS] = (LAYERS_COMMIT, files)
         kernels.append(kernel("layers", LAYERS, LAYERS_COMMIT, files, {"RMSNorm": "LigerRMSNorm"}))

@@ -152,30 +152,6 @@ def test_two_processes_see_the_batches_of_one(guest: Guest) -> None:
     assert all("ranks" not in line for line in one.metrics)
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("broken_backward", "fails in flash_attn_func"),
-        ("nan_attention", "is wrong in"),
-        ("leaky_attention", "is wrong in flash_attn_varlen_func"),
-    ],
-)
-def test_wrong_kernels_do_not_train(guest: Guest, source: str, text: str) -> None:
-    """A kernel whose backward fails, whose values are wrong or whose documents leak is named, with its commit."""
-    guest.build(attention=source)
-    run = guest.run()
-    assert (run.rc, run.metrics) == (6, [])
-    assert f"kernel {ATTENTION} @ aaaaaaa, variant torch-cpu {text}" in run.exit["message"]
-
-
-def test_selftest_alone(guest: Guest) -> None:
-    """`kit selftest` tests the kernels and trains nothing."""
-    guest.build()
-    run = guest.run("selftest")
-    assert (run.rc, run.metrics) == (0, [])
-    assert "kit: selftest: every kernel is right" in run.terminal
-
-
 def test_flipped_byte_trains_nothing(guest: Guest) -> None:
     """One wrong byte in a model file is exit 7, names the file, and nothing is trained."""
     tree = guest.build(model={"path": "model", "dtype": "bfloat16"})

@@ -112,12 +112,12 @@ def flash_attn2(version: int) -> dict[str, bytes]:
     return {"README.md": card.encode(), **files}
 
 
-def liger_kernels(version: int) -> dict[str, bytes]:
-    """Layers in plain PyTorch, for a CPU and for any CUDA device."""
+def liger_kernels(version: int, main: str = "liger_layers") -> dict[str, bytes]:
+    """Layers in plain PyTorch, for a CPU and for any CUDA device; `main` is the source of them."""
     init = b'from . import layers\n\n__all__ = ["layers"]\n'
     files = {"README.md": f"---\nlicense: bsd-2-clause\ntags: [kernels]\n---\n# liger-kernels {version}\n".encode()}
     for variant in ("torch-cpu", "torch-cuda"):
-        layers = source("liger_layers.py") + f'\nVARIANT = "{variant}"\n'.encode()
+        layers = source(f"{main}.py") + f'\nVARIANT = "{variant}"\n'.encode()
         package = {"__init__.py": init, "layers.py": layers}
         files |= variant_files("liger-kernels", variant, package, version=version)
     return files
