@@ -11,7 +11,7 @@ import transformers
 
 from kitbuild.errors import RunError
 from kitbuild.guest import kernels, record, selftest_attention, selftest_model
-from kitbuild.guest.selftest import Selftest
+from kitbuild.guest.selftest import KEPT, Selftest
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,7 +37,9 @@ def load(config: Config, calls: Counter[str]) -> tuple[Any, Any, Any]:
     test = Selftest(config, shape(settings))
     if not test.recall():
         selftest(test, settings, module)
-    record.write_json(places.scratch / f"selftest-{os.environ.get('RANK', '0')}.json", test.result())
+    tested = test.result()
+    if os.environ.get("RANK", "0") == "0":
+        record.write_json(places.out / KEPT, tested)
     dtype = getattr(torch, config.recipe["model"]["dtype"])
     chosen = {"attn_implementation": config.attention, "dtype": dtype}
     if config.has_weights:

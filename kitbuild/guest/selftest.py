@@ -1,7 +1,7 @@
 """Phase 3: each locked kernel, forward and backward in the model's own shape, against fp32 within a stated tolerance.
 
 Runs in a worker. Takes no random number from the global generators: training's start is the same with and without.
-What was found is kept under the digest of everything it depends on (`Selftest.key`), in /cache and in the archive:
+What was found is kept under the digest of everything it depends on (`Selftest.key`), in /cache and in the run's logs:
 a resumed run, or one whose cache was kept, does not test the same kernel on the same device again.
 """
 
@@ -17,6 +17,7 @@ from kitbuild.guest import manifest, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from kitbuild.guest.config import Config, Kernel
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 # A race shows only sometimes, and on a GPU only where several blocks meet.
 REPEATS = {"cpu": 3, "cuda": 8}
+KEPT = "logs/selftest.json"
 ADVICE = "pin another version of the kernel, or another kernel, and lock again"
 
 
@@ -65,30 +67,26 @@ class Selftest:
     def recall(self) -> bool:
         """Whether the same was tested before: in this cache, or by the run that is resumed."""
         key = self.key()
-        for path, name in (
-            (self.config.places.cache / "selftest" / f"{key}.json", None),
-            (self._archive(), "selftest"),
-        ):
+        for path in self._kept(key):
             try:
-                held = json.loads(path.read_bytes()) if path else None
+                held = json.loads(path.read_bytes())
             except (OSError, ValueError):
                 continue
-            held = held.get(name) if held and name else held
-            if held and held.get("key") == key:
+            if held.get("key") == key:
                 self.known = {**held, "recalled": True}
                 return True
         return False
 
-    def _archive(self) -> Any:
-        return self.config.places.out / "manifest.json" if self.config.resume else None
+    def _kept(self, key: str) -> list[Path]:
+        places = self.config.places
+        return [places.cache / "selftest" / f"{key}.json", *([places.out / KEPT] if self.config.resume else [])]
 
     def result(self) -> dict[str, Any]:
         """All checks, kept for the next run."""
         if self.known is None:
             seconds = time.perf_counter() - self.begun
             self.known = {"key": self.key(), "checks": self.checks, "seconds": round(seconds, 3), "recalled": False}
-            path = self.config.places.cache / "selftest" / f"{self.known['key']}.json"
-            record.write_json(path, self.known)
+            record.write_json(self._kept(self.known["key"])[0], self.known)
         return self.known
 
     def compare(

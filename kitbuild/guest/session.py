@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import KitbuildError, RunError, StoppedError
-from kitbuild.guest import claim, determinism, kernels, launch, manifest, preflight, record, surroundings
+from kitbuild.guest import claim, determinism, kernels, launch, manifest, preflight, record, selftest, surroundings
 from kitbuild.guest.verify import Verification
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class Session:
     def collect(self, results: dict[int, dict[str, Any]]) -> None:
         """The ranks' results as parts of the manifest."""
         config, first = self.config, results[min(results)]
-        self.parts["selftest"] = json.loads((config.places.scratch / f"selftest-{min(results)}.json").read_bytes())
+        tested = config.places.out / selftest.KEPT
+        self.parts["selftest"] = json.loads(tested.read_bytes()) if tested.exists() else None
         if "calls" not in first:
             return
         self.phase_name = "record"
