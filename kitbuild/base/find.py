@@ -51,7 +51,9 @@ def find(
     name = reference or chosen.base
     remote = places.remote(name, default=reference is None)
     if digest is not None:
-        return places.exactly(name, digest, candidates=_candidates(remote, digest))
+        locked = places.exactly(name, digest, candidates=_candidates(remote, digest))
+        places.report_moved(locked, remote)
+        return locked
     made_from = _definition(chosen) if reference is None else None
     base = places.in_store(name, made_from, remote) or places.in_engine(name) or places.in_registry(name, remote)
     if base is not None:
@@ -123,14 +125,26 @@ class _Places:
 
     def _report_moved(self, known: dict[str, str | None], remote: Reference | None) -> None:
         """Say so where the tag means another image by now; no registry is no reason to stop."""
-        if remote is None or remote.digest or remote.host == "docker.io" or known["origin"] is None:
-            return
-        try:
-            now = Registry(remote, environ=self._environ).head()
-        except ResolveError:
-            return
+        now = self._points_to(remote) if known["origin"] is not None else None
         if now is not None and now != known["origin"]:
             self._progress.note(f"base {remote} now points to {now}; the store's {known['origin']} is used")
+
+    def report_moved(self, locked: LockedBase, remote: Reference | None) -> None:
+        """Say so where the tag of a locked base means another image by now: it is never followed."""
+        known = bases.named(self._store, locked.name)
+        origin = known["origin"] if known and known["manifest"] == locked.manifest_digest else None
+        now = self._points_to(remote)
+        same = {locked.manifest_digest, origin, locked.upstream.digest if locked.upstream else None}
+        if now is not None and now not in same:
+            self._progress.note(f"base {remote} now points to {now}; the lock's {locked.manifest_digest} is used")
+
+    def _points_to(self, remote: Reference | None) -> str | None:
+        if remote is None or remote.digest:
+            return None
+        try:
+            return Registry(remote, environ=self._environ).head()
+        except ResolveError:
+            return None
 
     def in_engine(self, name: str) -> LockedBase | None:
         """The engine's image of this name."""

@@ -175,6 +175,23 @@ def test_registry_tag_that_moved(store: Store, elsewhere: Store, registry: str) 
     )
 
 
+def test_registry_tag_of_a_lock_that_moved(store: Store, elsewhere: Store, registry: str) -> None:
+    """A tag that the registry moved since a lock was made is reported when it is locked again, and is not followed."""
+    reference = f"{registry}/locked/base:1"
+    first, second = made.add(elsewhere, reference, mark="1"), made.add(elsewhere, reference, mark="2")
+    sent(first, elsewhere, reference)
+    for place in (elsewhere, store):
+        base, notes = look(place, reference, digest=first.manifest_digest)
+        assert base == first
+        assert not [line for line in notes if "points to" in line]
+    sent(second, elsewhere, reference)
+    for place in (elsewhere, store):
+        base, notes = look(place, reference, digest=first.manifest_digest)
+        assert base == first
+        told = f"base {reference} now points to {second.manifest_digest}; the lock's {first.manifest_digest} is used"
+        assert notes[-1] == told
+
+
 def test_named_base_nowhere(store: Store, registry: str) -> None:
     """A recipe's own base that does not exist is exit 4; it is not replaced by the default."""
     with pytest.raises(ResolveError) as caught:
