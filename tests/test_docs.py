@@ -30,6 +30,14 @@ def test_determinism_tables_are_current(script: dict[str, Any]) -> None:
     assert all(f"- `train.{field}`: " in text for field, *_ in settings.REFUSED)
 
 
+def test_advisory_table_is_current() -> None:
+    """docs/lock.md has every advisory; scripts/advisory_table.py writes it."""
+    table = runpy.run_path(str(REPOSITORY / "scripts/advisory_table.py"))
+    text = (REPOSITORY / "docs/lock.md").read_text(encoding="utf-8")
+    assert table["rendered"](text) == text
+    assert "| [KIT-2026-001](" in text
+
+
 def test_every_flag_is_named() -> None:
     """Each library flag that the guest sets is in docs/determinism.md."""
     source = (REPOSITORY / "kitbuild/guest/determinism.py").read_text(encoding="utf-8")

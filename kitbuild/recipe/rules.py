@@ -237,5 +237,11 @@ def notes(recipe: Recipe) -> Findings:
             "strict turns off sdpa's fastest path (cuDNN has no deterministic backward)",
             "a flash kernel keeps its speed",
         )
+    if recipe.image.cuda != "cpu" and not recipe.image.gpu_archs and (recipe.kernels.layers or "/" in attention):
+        yield Finding(
+            ("image", "cuda"),
+            "without image.gpu_archs nobody checks that the kernels are built for your GPU",
+            'write its compute capability, for example gpu_archs: ["9.0"]',
+        )
     if recipe.evaluate and recipe.evaluate.dataset in recipe.dataset:
         yield Finding(("evaluate", "dataset"), "the rows of training: the score says nothing about new ones", None)

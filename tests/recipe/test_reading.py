@@ -145,9 +145,13 @@ def test_starter_refuses_a_name(name: str) -> None:
             LEAST + "evaluate: {dataset: {repo: org/chats}}\n",
             [":10:21: evaluate.dataset: the rows of training: the score says nothing about new ones"],
         ),
+        (
+            LEAST.replace("cpu", '"12.9"') + "kernels: {attention: org/flash-attn@v1}\n",
+            [":8:9: image.cuda: without image.gpu_archs nobody checks that the kernels are built for your GPU"],
+        ),
         (LEAST, []),
     ],
-    ids=["packed-sdpa", "wrapped", "strict-sdpa", "same-rows", "none"],
+    ids=["packed-sdpa", "wrapped", "strict-sdpa", "same-rows", "no-archs", "none"],
 )
 def test_notes(tmp_path: Path, text: str, expected: list[str]) -> None:
     """What is right but worth knowing is a note, no refusal."""
