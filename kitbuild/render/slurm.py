@@ -133,6 +133,8 @@ def _settings(job: Job, environment: Mapping[str, str]) -> list[str]:
     lines = ["# What the guest is told. Nothing else of this shell's environment reaches it."]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     names = [*environment, *(["MASTER_ADDR", "MASTER_PORT"] if job.nodes > 1 else [])]
+    if job.nodes > 1:
+        lines.append("# NCCL_SOCKET_IFNAME and the like: export them here, and add their names.")
     return [*lines, f"passed={','.join(names)}"]
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
 """What of the user's environment reaches a local run: the rest could change what is trained."""
 
+RENDEZVOUS = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""With several nodes, where they meet: who starts one kitbuild on each (`kitbuild render slurm`) says so."""
+
 
 class LocalProcess:
     """A started guest process as `follow` sees it; it leads its own process group."""
@@ -71,6 +74,8 @@ def run_local(
         environment = _environment(
             joined, scratch / "cache", run_dir, environ, locked=locked, resume=resume, measure=measure
         )
+        if int((lock.recipe.get("launch") or {}).get("nodes", 1)) > 1:
+            environment |= {key: environ[key] for key in RENDEZVOUS if key in environ}
         printed = scratch / "printed"
         process = _start(python, environment=environment, printed=printed, held=held)
         guest = LocalProcess(process)

@@ -76,7 +76,7 @@ def run(tmp_path: Path, store: Store, run_dir: Path, body: str, **changes: Any) 
         "progress": Silent(),
         "stop": Stop(),
     }
-    run_local(make_lock(store), **(given | changes))
+    run_local(changes.pop("lock", None) or make_lock(store), **(given | changes))
 
 
 def test_guest_sees_the_locked_world(tmp_path: Path, store: Store, run_dir: Path) -> None:
@@ -112,6 +112,17 @@ def test_users_environment_is_left_behind(tmp_path: Path, store: Store, run_dir:
     }
     assert seen["PYTHONPATH"].endswith("/opt/kit/lib/python3.11/site-packages")
     assert (seen["KIT_ENGINE"], seen["KIT_LOCKED"], seen["KIT_OUT"]) == ("local", "1", str(run_dir))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_several_nodes_know_where_they_meet(nodes: int, tmp_path: Path, store: Store, run_dir: Path) -> None:
+    """What the scheduler says of this node reaches the guest where there are several, and only there."""
+    told = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    lock = make_lock(store)
+    lock = lock.model_copy(update={"recipe": {**lock.recipe, "launch": {"nodes": nodes}}})
+    run(tmp_path, store, run_dir, 'write("seen.json", **os.environ)\nend(0)\n', lock=lock, environ=USERS | told)
+    seen = read_json(run_dir / "seen.json")
+    assert {key: seen[key] for key in told if key in seen} == (told if nodes > 1 else {})
 
 
 @pytest.mark.parametrize(("locked", "resume"), [(False, True), (True, False)])

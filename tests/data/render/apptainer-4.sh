@@ -41,6 +41,7 @@ export KIT_ENGINE=apptainer
 export KIT_HARDENING='{"cap_drop": "user", "network": "host", "new_privileges": false, "read_only_root": true}'
 export KIT_LOCKED=1
 export KIT_RESUME=auto
+# NCCL_SOCKET_IFNAME and the like: export them here, and add their names.
 passed=KIT_ENGINE,KIT_HARDENING,KIT_LOCKED,KIT_RESUME,MASTER_ADDR,MASTER_PORT
 image=/shared/chat.sif
 # Read-only but for its mounts, no new privileges, no home directory, the host's network, where the nodes meet.

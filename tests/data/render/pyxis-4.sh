@@ -42,6 +42,7 @@ export KIT_HARDENING='{"read_only_root": true}'
 export KIT_LOCKED=1
 export KIT_RESUME=auto
 export KIT_IMAGE='{"manifest_digest": "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}'
+# NCCL_SOCKET_IFNAME and the like: export them here, and add their names.
 passed=KIT_ENGINE,KIT_HARDENING,KIT_LOCKED,KIT_RESUME,KIT_IMAGE,MASTER_ADDR,MASTER_PORT
 # Read-only but for its mounts; an unprivileged user namespace, with the user's own uid.
 # By digest: enroot takes it in the place of a tag.

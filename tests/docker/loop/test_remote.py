@@ -33,16 +33,24 @@ def pump(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
-def serve(listener: socket.socket, path: str) -> None:
-    while True:
-        try:
-            near, _ = listener.accept()
-        except OSError:
-            return
-        far = socket.socket(socket.AF_UNIX)
+def join(near: socket.socket, path: str) -> None:
+    with near, socket.socket(socket.AF_UNIX) as far:
         far.connect(path)
-        for pair in ((near, far), (far, near)):
-            threading.Thread(target=pump, args=pair, daemon=True).start()
+        back = threading.Thread(target=pump, args=(far, near))
+        back.start()
+        pump(near, far)
+        back.join()
+
+
+def serve(listener: socket.socket, path: str) -> None:
+    joined = []
+    with contextlib.suppress(OSError):
+        while True:
+            near, _ = listener.accept()
+            joined.append(threading.Thread(target=join, args=(near, path)))
+            joined[-1].start()
+    for each in joined:
+        each.join()
 
 
 @pytest.fixture
@@ -51,9 +59,11 @@ def address(engine: docker.DockerClient) -> Iterator[str]:
     assert engine.ping()
     path = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, args=(listener, path), daemon=True).start()
+        server = threading.Thread(target=serve, args=(listener, path))
+        server.start()
         yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
+        server.join()
 
 
 def ours(engine: docker.DockerClient) -> list[str]:
