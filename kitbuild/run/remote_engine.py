@@ -20,7 +20,7 @@ from kitbuild.errors import RunError
 from kitbuild.guest_files import GUEST_UID
 from kitbuild.image.compilers import ChunkStream
 from kitbuild.run.docker_engine import ENDED, ContainerProcess, create, keep_log, start
-from kitbuild.run.follow import Stop, follow, followed, raise_for
+from kitbuild.run.follow import Stop, follow, followed, raise_for, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,8 +63,11 @@ class RemoteProcess(ContainerProcess):
         self._asked = now
         if now - self._status >= STATUS_SECONDS:
             self._status = now
-            with contextlib.suppress(*_FAILURES, OSError):  # not written yet
-                fetch(self._container, OUT / "status.json", self._run_dir)
+            # With its lock, a run directory is known as a run, should this process be killed.
+            wanted = ["status.json", *([] if (self._run_dir / "lock.json").exists() else ["lock.json"])]
+            for name in wanted:
+                with contextlib.suppress(*_FAILURES, OSError):  # not written yet
+                    fetch(self._container, OUT / name, self._run_dir)
         return super().exit_code()
 
 
@@ -73,7 +76,9 @@ def run_remote(
 ) -> None:
     """Copy in, start, follow to the end, copy out, remove. Raises what the guest says went wrong."""
     with followed(run_dir):
-        _collect_old(spec.name, run_dir, client)
+        if _collect_old(spec.name, run_dir, client) and read_json(run_dir / "exit.json").get("exit_code") == 0:
+            progress.note("the run has finished there meanwhile")
+            return
         volumes = sorted({str(OUT), *("/inputs" for mount in spec.mounts if mount.container != OUT)})
         container = create(
             replace(spec, mounts=(), user=f"{GUEST_UID}:{GUEST_UID}", volumes=tuple(volumes)),
@@ -96,12 +101,12 @@ def run_remote(
                 container.remove(force=True, v=True)
 
 
-def _collect_old(name: str, run_dir: Path, client: DockerClient) -> None:
+def _collect_old(name: str, run_dir: Path, client: DockerClient) -> bool:
     """A kitbuild that was killed left its container there: what it holds is newer than what is here."""
     try:
         old = client.containers.get(name)
     except docker.errors.NotFound:
-        return
+        return False
     if old.status not in ENDED:
         raise RunError(
             f"the container {name} still trains on that engine",
@@ -110,6 +115,7 @@ def _collect_old(name: str, run_dir: Path, client: DockerClient) -> None:
     if LABEL in old.labels:
         fetch(old, OUT, run_dir)
     old.remove(v=True)
+    return True
 
 
 def _send_all(container: Container, spec: ContainerSpec, run_dir: Path, *, progress: Progress, resume: bool) -> None:

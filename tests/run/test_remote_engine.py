@@ -165,6 +165,15 @@ def test_what_an_earlier_kitbuild_left_is_collected(host: Path) -> None:
     assert old.removed == {"v": True}
 
 
+def test_one_that_finished_meanwhile_is_not_run_again(host: Path) -> None:
+    """Nobody followed it to its end: its results are taken, and that is the run."""
+    old = Far({"out/exit.json": EXIT, "out/model/x.bin": b"weights"})
+    engine = Engine(Far({}), old)
+    run(host, engine, resume=True)
+    assert (host / "run/model/x.bin").read_bytes() == b"weights"
+    assert engine.asked == {}
+
+
 def test_one_that_still_trains_is_left_alone(host: Path) -> None:
     """Exit 6, and how to wait for it."""
     old = Far({}, status="running")
@@ -222,10 +231,11 @@ def test_status_is_brought_while_it_runs(host: Path, monkeypatch: pytest.MonkeyP
     """The engine is asked once a second, and the guest's status copied here for whoever watches."""
     clock = iter([10.0, 10.1, 11.2, 13.3])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    far = Far({"out/status.json": b'{"step": 3}'})
+    far = Far({"out/status.json": b'{"step": 3}', "out/lock.json": b"{}", "out/manifest.json": b"{}"})
     far.attrs["State"]["Status"] = "running"
     process = remote_engine.RemoteProcess(cast("Container", far), host / "run")
     assert process.exit_code() is None
+    assert {path.name for path in (host / "run").iterdir()} == {"status.json", "lock.json"}
     assert (host / "run/status.json").read_bytes() == b'{"step": 3}'
     far.attrs["State"]["Status"] = "exited"
     assert [process.exit_code() for _ in range(2)] == [None, 0]
