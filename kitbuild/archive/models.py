@@ -183,6 +183,7 @@ class Manifest(Open):
     attention: Attention = Attention()
     kernels: tuple[KernelUse, ...] = ()
     liger: dict[str, Any] = Field(default_factory=dict)
+    determinism: dict[str, Any] = Field(default_factory=dict)
     data: Data = Data()
     results: Results = Results()
     weights: dict[str, Tensor] = Field(default_factory=dict)
@@ -195,7 +196,7 @@ class Manifest(Open):
 
     @field_validator(
         "image", "environment", "device", "build", "launch", "arguments", "attention", "kernels", "liger", "data",
-        "results", "weights", "resumed", mode="before",
+        "results", "weights", "resumed", "determinism", mode="before",
     )  # fmt: skip
     @classmethod
     def _unknown_by_then(cls, value: object, info: ValidationInfo) -> object:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kitbuild.compare.differences import cause, differences
+from kitbuild.compare.differences import differences
+from kitbuild.compare.items import cause
 from kitbuild.compare.kernels import departures
 from kitbuild.compare.models import Cause
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 # A person's choice before what follows from it, what computes before where it computed.
 _COMPUTE = ("model", "kernel", "kernel_use", "argument", "determinism", "launch", "recipe", "package", "threads")
-_MACHINE = ("variable", "device", "driver", "resume", "build", "base", "default", "derived")
+_MACHINE = ("variable", "setting", "device", "driver", "resume", "build", "base", "default", "derived")
 _LAST = ("kitbuild", "image", "engine", "environment", "evaluate", "beside", "hardening", "capacity")
 _DATA_DIFFERS = ("seed", "dataset", "data_order", *_COMPUTE, *_MACHINE, *_LAST)
 _DATA_EQUAL = ("seed", *_COMPUTE, *_MACHINE, "data_order", "dataset", *_LAST)

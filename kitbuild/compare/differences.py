@@ -10,7 +10,9 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kitbuild.compare.items import ABSENT, cause, tables
 from kitbuild.compare.models import Cause
+from kitbuild.compare.surroundings import image, machine
 from kitbuild.lock.models import canonical
 
 if TYPE_CHECKING:
@@ -19,12 +21,8 @@ if TYPE_CHECKING:
     from kitbuild.archive.models import Manifest
     from kitbuild.lock.models import Lock, LockedDataset, LockedKernel, LockedTree
 
-ABSENT = "absent"
 # Where a run writes, and what it is called: never a reason for another number.
 PLACES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project"})
-_PLACE_VARIABLES = ("DIR", "_HOME", "_CACHE")
-# How much there is of it, which decides no number by itself.
-_CAPACITY = frozenset({"memory_bytes", "cpu.cores"})
 # Told by items of their own.
 _TOLD = frozenset(
     {"seed", "name", "kernels", "model", "dataset", "evaluate", "launch", "train", "determinism", "liger"}
@@ -34,10 +32,6 @@ _LAUNCH = ("nodes", "processes_per_node", "world_size", "strategy")
 _DERIVED_LAUNCH = frozenset({"accumulation", "backend", "use_cpu"})
 # In the recipe, and never a reason for another number.
 _BESIDE = frozenset({"policy", "track"})
-# Set from the number of threads, which is told.
-_THREAD_VARIABLES = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"})
-# What says most about a device comes first; the rest by name.
-_DEVICE = ("name", "compute_capability", "sm_count", "mig", "cpu.isa", "cpu.vendor", "cpu.family", "cpu.model_name")
 
 
 def differences(left: Manifest, right: Manifest) -> Iterator[Cause]:
@@ -47,33 +41,8 @@ def differences(left: Manifest, right: Manifest) -> Iterator[Cause]:
     yield from _kernels(left, right)
     yield from _packages(left, right)
     yield from _settings(left, right)
-    yield from _machine(left, right)
-    yield from _image(left, right)
-
-
-def cause(kind: str, name: str, left: object, right: object, what: str | None = None) -> Cause:
-    """`what` (default: the name) left vs right, as one line."""
-    one, two = _text(left), _text(right)
-    return Cause(kind=kind, name=name, left=one, right=two, text=f"{what or name} {one or ABSENT} vs {two or ABSENT}")
-
-
-def _text(value: object) -> str | None:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return None if value is None else str(value)
-
-
-def _tables(kind: str, left: Mapping[str, Any], right: Mapping[str, Any], *, what: str = "{}") -> Iterator[Cause]:
-    """Differences of two tables; nested tables by dotted name."""
-    for name in sorted({*left, *right}):
-        one, two = left.get(name), right.get(name)
-        if one == two:
-            continue
-        if isinstance(one, dict) and isinstance(two, dict):
-            nested = ({f"{name}.{key}": value for key, value in table.items()} for table in (one, two))
-            yield from _tables(kind, *nested, what=what)
-        else:
-            yield cause(kind, name, one, two, what.format(name))
+    yield from machine(left, right)
+    yield from image(left, right)
 
 
 def _seed(left: Manifest, right: Manifest) -> Iterator[Cause]:
@@ -84,7 +53,7 @@ def _seed(left: Manifest, right: Manifest) -> Iterator[Cause]:
 
 def _inputs(left: Lock, right: Lock) -> Iterator[Cause]:
     yield from _tree("model", "model", left.model.weights, right.model.weights)
-    yield from _tables("model", left.model.config or {}, right.model.config or {}, what="model config {}")
+    yield from tables("model", left.model.config or {}, right.model.config or {}, what="model config {}")
     yield from _tree("model", "tokenizer", left.model.tokenizer, right.model.tokenizer)
     templates = [m.chat_template.sha256 if m.chat_template else None for m in (left.model, right.model)]
     if templates[0] != templates[1]:
@@ -100,8 +69,8 @@ def _dataset(name: str, left: LockedDataset | None, right: LockedDataset | None)
     yield from _tree(kind, name, left.tree if left else None, right.tree if right else None)
     if left and right:
         exclude = {"tree", "format"}
-        tables = (dataset.model_dump(mode="json", exclude=exclude) for dataset in (left, right))
-        yield from _tables(kind, *tables, what=f"{name} {{}}")
+        pair = (dataset.model_dump(mode="json", exclude=exclude) for dataset in (left, right))
+        yield from tables(kind, *pair, what=f"{name} {{}}")
 
 
 def _tree(kind: str, name: str, left: LockedTree | None, right: LockedTree | None) -> Iterator[Cause]:
@@ -137,13 +106,13 @@ def _kernels(left: Manifest, right: Manifest) -> Iterator[Cause]:
             yield cause("kernel", key[1], one, two, f"{key[0]} kernel {key[1]}")
     if "attention" not in roles and left.attention.used != right.attention.used:
         yield cause("kernel", "attention", left.attention.used, right.attention.used)
-    yield from _tables("kernel", left.liger, right.liger, what="liger {}")
+    yield from tables("kernel", left.liger, right.liger, what="liger {}")
     layers = [
         {layer: f"{k.repo}:{member}" for k in m.lock.kernels for layer, member in k.layers.items()}
         for m in (left, right)
     ]
     if "layers" not in roles:
-        yield from _tables("kernel", *layers, what="layer {}")
+        yield from tables("kernel", *layers, what="layer {}")
 
 
 def _kernel_texts(left: LockedKernel | None, right: LockedKernel | None) -> tuple[str | None, str | None]:
@@ -165,7 +134,7 @@ def _packages(left: Manifest, right: Manifest) -> Iterator[Cause]:
         or {_plain(wheel.name): wheel.version for wheel in m.lock.wheels}
         for m in (left, right)
     ]
-    versions = list(_tables("package", *found))
+    versions = list(tables("package", *found))
     yield from versions
     told = {item.name for item in versions}
     for name in sorted({*locked[0], *locked[1]}):
@@ -191,31 +160,31 @@ def _settings(left: Manifest, right: Manifest) -> Iterator[Cause]:
         for table in arguments:  # It follows the seed, which is told.
             table.pop("data_seed", None)
     origins = [{name: argument.origin for name, argument in m.lock.defaults.arguments.items()} for m in (left, right)]
-    for item in _tables(
+    for item in tables(
         "argument", *({k: v for k, v in table.items() if k not in _TOLD | PLACES} for table in arguments)
     ):
         yield replace(item, kind=_argument_kind(item.name.partition(".")[0], *origins))
     named = {*arguments[0], *arguments[1]}
     train = [{k: v for k, v in _part(m, "train").items() if k not in named} for m in (left, right)]
-    yield from _tables("argument", *train)
-    yield from _tables("determinism", *(_determinism(m) for m in (left, right)), what="determinism {}")
+    yield from tables("argument", *train)
+    yield from tables("determinism", *(_determinism(m) for m in (left, right)), what="determinism {}")
     yield from _launch(left, right)
     for key, skip in (("model", _MODEL_SOURCES), ("evaluate", {"dataset"})):
         parts = [{k: v for k, v in _part(m, key).items() if k not in skip} for m in (left, right)]
-        yield from _tables("evaluate" if key == "evaluate" else "recipe", *parts, what=f"{key} {{}}")
+        yield from tables("evaluate" if key == "evaluate" else "recipe", *parts, what=f"{key} {{}}")
     recipes = [
         {k: v for k, v in m.lock.recipe.items() if k not in _TOLD | {"image", "kitbuild"}} for m in (left, right)
     ]
-    for item in _tables("recipe", *recipes):
+    for item in tables("recipe", *recipes):
         yield replace(item, kind="beside") if item.name.partition(".")[0] in _BESIDE else item
     declared = [m.lock.defaults.declared for m in (left, right)]
-    yield from _tables("default", *declared, what="default {}")
+    yield from tables("default", *declared, what="default {}")
 
 
 def _launch(left: Manifest, right: Manifest) -> Iterator[Cause]:
     """What the recipe says; what follows from it (accumulation, the back end, the world size) is derived."""
     launches = [{**m.lock.launch, **{k: m.launch[k] for k in _LAUNCH if k in m.launch}} for m in (left, right)]
-    found = [*_tables("launch", *launches, what="launch {}")]
+    found = [*tables("launch", *launches, what="launch {}")]
     chosen = {item.name for item in found} & {"nodes", "processes_per_node"}
     derived = _DERIVED_LAUNCH | ({"world_size"} if chosen else set())
     for item in found:
@@ -238,60 +207,3 @@ def _part(manifest: Manifest, key: str) -> dict[str, Any]:
 def _determinism(manifest: Manifest) -> dict[str, Any]:
     value = manifest.lock.recipe.get("determinism")
     return value if isinstance(value, dict) else {"mode": value}
-
-
-def _machine(left: Manifest, right: Manifest) -> Iterator[Cause]:
-    devices = [m.device.model_dump() for m in (left, right)]
-    threads = [device.pop("threads") for device in devices]
-    if threads[0] != threads[1]:
-        yield cause("threads", "threads", *threads)
-    found = sorted(_tables("device", *devices, what="device {}"), key=_device_place)
-    for item in found:
-        yield replace(item, kind="capacity") if item.name in _CAPACITY else item
-    if left.driver != right.driver:
-        yield cause("driver", "driver", left.driver, right.driver)
-    told = _THREAD_VARIABLES if threads[0] != threads[1] else frozenset()
-    variables = [
-        {k: v for k, v in m.environment.variables.items() if not k.endswith(_PLACE_VARIABLES) and k not in told}
-        for m in (left, right)
-    ]
-    yield from _tables("variable", *variables)
-    builds = [{key: value for key, value in m.build.items() if key != "config"} for m in (left, right)]
-    yield from _tables("build", *builds, what="build {}")
-    if left.build.get("config") != right.build.get("config"):
-        text = "the library's build configuration differs"
-        configs = [_text(m.build.get("config")) for m in (left, right)]
-        yield Cause(kind="build", name="config", left=configs[0], right=configs[1], text=text)
-
-
-def _resumed(manifest: Manifest) -> str:
-    steps = ", ".join(str(step) for step in manifest.resumed)
-    return f"after step {steps}" if steps else "never"
-
-
-def _device_place(item: Cause) -> tuple[int, str]:
-    return (_DEVICE.index(item.name) if item.name in _DEVICE else len(_DEVICE), item.name)
-
-
-def _image(left: Manifest, right: Manifest) -> Iterator[Cause]:
-    one, two = left.lock.base, right.lock.base
-    if one.manifest_digest != two.manifest_digest:
-        bases = [f"{base.name}@{base.manifest_digest[7:19]}…" for base in (one, two)]
-        yield cause("base", "base", *bases)
-    yield from _tables("base", *({"python": base.python, "glibc": base.glibc} for base in (one, two)))
-    packages = [{package.name: package.version for package in base.packages} for base in (one, two)]
-    yield from _tables("base", *packages, what="system package {}")
-    makers = [m.lock.kitbuild.model_dump() for m in (left, right)]
-    yield from _tables("kitbuild", *makers, what="kitbuild {}")
-    if left.engine != right.engine:
-        yield cause("engine", "engine", left.engine, right.engine)
-    if left.resumed != right.resumed:
-        yield cause("resume", "resumed", *(_resumed(m) for m in (left, right)))
-    if left.environment.locked != right.environment.locked:
-        yield cause("environment", "locked", left.environment.locked, right.environment.locked, "environment locked")
-    if left.content_sha256 == right.content_sha256:
-        for field in ("config_digest", "content_sha256"):
-            ours, theirs = (getattr(m.image, field) for m in (left, right))
-            if ours != theirs and left.engine == right.engine:
-                yield cause("image", field, ours, theirs, f"image {field}")
-    yield from _tables("hardening", left.environment.hardening, right.environment.hardening, what="hardening {}")

@@ -190,6 +190,18 @@ def base_model() -> tuple[Run, Run]:
     return Run(lock=sides[0]), other(Run(lock=sides[1]))
 
 
+def library_flag() -> tuple[Run, Run]:
+    """A flag that somebody's code left otherwise; threads and instructions are told by themselves."""
+    flags = {"cudnn.benchmark": False, "torch.num_threads": 1}
+    left = Run(manifest={"determinism": {"mode": "strict", "settings": flags}})
+    return left, other(Run(manifest={"determinism": {"mode": "strict", "settings": flags | {"cudnn.benchmark": True}}}))
+
+
+def compiled_before() -> tuple[Run, Run]:
+    """Compiled kernels that were there before the run."""
+    return Run(), other(Run(manifest={"determinism": {"compiled_before": ["triton"], "settings": None}}))
+
+
 def another_kitbuild() -> tuple[Run, Run]:
     """Another guest, and so another image."""
     lock = lock_with(kitbuild={"version": "0.2.0", "guest_sha256": sha256("g"), "layout": 1})
@@ -209,6 +221,8 @@ ALONE: dict[str, tuple[Any, str, str, str]] = {
     "data order": (data_order, "data_order", "batch_sha256", "other data from step 2 on"),
     "dataset commit": (dataset_commit, "dataset", "dataset 0", "dataset 0 org/data@aaaaaaaaaaaa vs org/data@bbbbbbbbbbbb"),
     "variable": (variable, "variable", "LD_PRELOAD", "LD_PRELOAD absent vs /x.so"),
+    "library flag": (library_flag, "setting", "cudnn.benchmark", "setting cudnn.benchmark false vs true"),
+    "compiled before": (compiled_before, "setting", "compiled_before", "setting compiled_before absent vs ['triton']"),
     "seed": (seed, "seed", "seed", "seed 42 vs 43"),
     "base image": (base_image, "base", "base", f"base kitbuild-base-cpu@{sha256('manifest')[:12]}… vs kitbuild-base-cpu@{sha256('newer')[:12]}…"),
     "library default": (library_default, "default", "loss_type", "loss_type nll vs chunked_nll"),
