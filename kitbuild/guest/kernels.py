@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import RunError
+from kitbuild.guest.usage import counted
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping
     from types import ModuleType
 
     from kitbuild.guest.config import Config, Kernel
@@ -28,17 +28,6 @@ ATTENTION_FUNCTIONS = (
 def key(kernel: Kernel, member: str | None = None) -> str:
     """How a kernel is named in counters and in the archive."""
     return f"{kernel.repo}@{kernel.commit}" + (f":{member}" if member else "")
-
-
-def counted(function: Callable[..., Any], name: str, calls: Counter[str]) -> Callable[..., Any]:
-    """The same function, each call counted; its signature stays (transformers reads it)."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls[name] += 1
-        return function(*args, **kwargs)
-
-    return call
 
 
 def load(kernel: Kernel, config: Config) -> ModuleType:
@@ -140,29 +129,24 @@ def names(config: Config) -> list[str]:
     return found + [key(kernel, layer) for kernel in config.kernels for layer in kernel.layers.values()]
 
 
-def described(config: Config, calls: Mapping[int, Mapping[str, int]]) -> list[dict[str, Any]]:
-    """The archive's `kernels`: what was used, and how often in each rank."""
+def described(
+    config: Config, calls: Mapping[int, Mapping[str, int]], loaded: Mapping[int, Iterable[str]]
+) -> list[dict[str, Any]]:
+    """The archive's `kernels`: identity, the file that was loaded, and how often it was called, in each rank."""
     rows = []
     for kernel in config.kernels:
+        folder = (config.places.kernels / kernel.folder).resolve()
+        files = {str(rank): _file(config, folder, paths) for rank, paths in sorted(loaded.items())}
         members = list[str | None](kernel.layers.values()) or [kernel.member]
         for member in members:
             name = key(kernel, member if kernel.layers else None)
             count = {str(rank): held.get(name, 0) for rank, held in sorted(calls.items())}
-            role = {"role": kernel.role, "repo": kernel.repo, "commit": kernel.commit, "variant": kernel.variant}
-            rows.append({**role, "member": member, "file": f"{kernel.folder}/__init__.py", "calls": count})
+            identity = {"role": kernel.role, "repo": kernel.repo, "commit": kernel.commit, "variant": kernel.variant}
+            rows.append({**identity, "member": member, "file": files.get("0"), "files": files, "calls": count})
     return rows
 
 
-def liger_patched(model: Any) -> list[str]:
-    """What of Liger is in the model and its module: layers, functions and forwards by name."""
-    found = set()
-    for module in model.modules():
-        forward = getattr(module.forward, "__func__", module.forward)
-        if "liger_kernel" in str(getattr(forward, "__module__", "")) or "liger_kernel" in type(module).__module__:
-            found.add(type(module).__name__)
-    base = getattr(model, "get_base_model", lambda: model)()
-    modeling = sys.modules.get(type(base).__module__)
-    for name, value in vars(modeling).items() if modeling else ():
-        if "liger_kernel" in str(getattr(value, "__module__", "")):
-            found.add(name)
-    return sorted(found)
+def _file(config: Config, folder: Path, paths: Iterable[str]) -> str | None:
+    """The module of a kernel that a rank loaded, below the kernel cache."""
+    found = next((Path(path) for path in paths if Path(path).is_relative_to(folder)), None)
+    return found.relative_to(config.places.kernels.resolve()).as_posix() if found else None

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from kitbuild.errors import RunError
-from kitbuild.guest import kernels, record, selftest_attention, selftest_model
+from kitbuild.guest import kernels, record, selftest_attention, selftest_model, usage
 from kitbuild.guest.selftest import KEPT, Selftest
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def load(config: Config, calls: Counter[str]) -> tuple[Any, Any, Any]:
         model = transformers.AutoModelForCausalLM.from_config(settings, **chosen)
     if config.cuda:
         model = model.to("cuda")
+    usage.count_attention(model, calls)
     model.train()
     return tokenizer, model, kernels.kernelize_layers(model, config, calls)
 

@@ -9,7 +9,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import KitbuildError, RunError, StoppedError
-from kitbuild.guest import claim, determinism, kernels, launch, manifest, preflight, record, selftest, surroundings
+from kitbuild.guest import (
+    claim,
+    determinism,
+    kernels,
+    launch,
+    manifest,
+    preflight,
+    record,
+    selftest,
+    surroundings,
+    usage,
+)
 from kitbuild.guest.verify import Verification
 
 if TYPE_CHECKING:
@@ -110,7 +121,13 @@ class Session:
         kept = ("device", "build", "arguments", "attention", "liger", "rows", "weights", "resumed")
         self.parts |= {name: first[name] for name in kept if name in first}
         self.parts["determinism"] |= {"settings": first.get("settings", {})}
-        self.parts["kernels"] = kernels.described(config, {rank: item["calls"] for rank, item in results.items()})
+        calls = {rank: item["calls"] for rank, item in sorted(results.items())}
+        self.parts["kernels"] = kernels.described(
+            config, calls, {rank: item["loaded"] for rank, item in results.items()}
+        )
+        for name, of_rank in (("attention", usage.attention_calls), ("liger", usage.liger_calls)):
+            if self.parts.get(name):
+                self.parts[name]["calls"] = {str(rank): of_rank(held) for rank, held in calls.items()}
         self.parts["launch"] = {
             "nodes": config.launch.nodes,
             "processes_per_node": config.launch.processes_per_node,

@@ -28,35 +28,16 @@ from kitbuild.guest import (
     measure,
     record,
     strategy,
+    usage,
     virtual_ranks,
 )
 from kitbuild.guest import model as models
+from kitbuild.guest.callbacks import Begin
 from kitbuild.guest.evaluate import Evaluation
 from kitbuild.guest.trainer import KitTrainer, Recorder
 
 if TYPE_CHECKING:
     from kitbuild.guest.config import Config
-
-
-class LigerPatched(transformers.TrainerCallback):  # type: ignore[misc]
-    """Liger is patched in when training begins; that it was is seen before the first step."""
-
-    def on_train_begin(self, *_arguments: Any, model: Any, **_named: Any) -> None:
-        """Refuse to train without what the recipe asks for."""
-        if not kernels.liger_patched(model):
-            hint = "this model has no Liger patch; set liger: false"
-            raise RunError("Liger is in the recipe and nothing of it is in the model", hint=hint)
-
-
-class SeededWorkers(transformers.TrainerCallback):  # type: ignore[misc]
-    """The processes that load data are looked at when they are known, before the first step."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-
-    def on_train_begin(self, *_arguments: Any, train_dataloader: Any, **_named: Any) -> None:
-        """Refuse workers without seeds or order."""
-        determinism.check_workers(self.config, train_dataloader)
 
 
 class Worker:
@@ -77,6 +58,7 @@ class Worker:
         self.parent, self.found = parent, found
         self.rank, self.trained = 0, False
         self.calls: Counter[str] = Counter()
+        self.begin = Begin(config, self.calls)
         self.seconds: dict[str, float] = {}
         self.status = record.Status(config.places.out)
 
@@ -123,7 +105,7 @@ class Worker:
         self.seconds["data"] = time.perf_counter() - clock
         proven = strategy.proven(config, trainer, rank=self.rank)
         determinism.check(config, when="while the trainer was set up")
-        kernels.compare(config, None)
+        self.compare(None)
         return self.train(trainer, tokenizer, proven, replaced)
 
     def trainer(self, tokenizer: Any, model: Any) -> KitTrainer:
@@ -153,9 +135,7 @@ class Worker:
             recorder=recorder, tracked=bool(config.recipe.get("track")), model=model, args=args,
             train_dataset=rows, processing_class=tokenizer, peft_config=peft,
         )  # fmt: skip
-        trainer.add_callback(SeededWorkers(config))
-        if config.recipe.get("liger"):
-            trainer.add_callback(LigerPatched())
+        trainer.add_callback(self.begin)
         return trainer
 
     def train(self, trainer: KitTrainer, tokenizer: Any, proven: dict[str, Any], replaced: Any) -> dict[str, Any]:
@@ -178,13 +158,13 @@ class Worker:
         determinism.check(config, when="while training")
         result = {
             "stopped": recorder.stopped, "steps_done": recorder.step, "steps": trainer.state.max_steps,
-            "calls": used, "proven": proven, "seconds": self.seconds, "resumed": recorder.kept["resumed"],
+            "calls": used, "loaded": sorted(kernels.loaded_files().values()), "proven": proven, "seconds": self.seconds, "resumed": recorder.kept["resumed"],
             "evaluate": {"metric": "exact_match", "before": recorder.kept["evaluate_before"], "after": None} if evaluation else None,
         }  # fmt: skip
         self.seconds["first_step"] = recorder.first_step_seconds or 0.0
         if self.rank == 0:
             result |= self.facts(trainer, replaced)
-        kernels.compare(config, Counter(used) if recorder.step else None)
+        self.compare(used if recorder.step else None)
         if config.measure and not recorder.stopped:
             result["measured"] = measure.measured(config, trainer.model)
         if recorder.stopped or config.measure:
@@ -197,6 +177,13 @@ class Worker:
         if self.rank == 0:
             result["weights"] = manifest.weights(config.places.out / "model")
         return result
+
+    def compare(self, used: dict[str, int] | None) -> None:
+        """What is loaded and, after training, used, with the lock."""
+        kernels.compare(self.config, used)
+        if used is not None:
+            usage.check_attention(self.config, used)
+            usage.check_liger(self.config.recipe.get("liger") or {}, used)
 
     def since(self, before: Counter[str]) -> dict[str, int]:
         """The kernels' calls since then."""
@@ -238,7 +225,7 @@ class Worker:
                 "requested": (config.recipe.get("kernels") or {}).get("attention", "sdpa"),
                 "used": models.attention_of(trainer.model),
             },
-            "liger": {"options": liger, "patched": kernels.liger_patched(trainer.model)} if liger else None,
+            "liger": {"options": liger, "patched": self.begin.patched} if liger else None,
             "layers": sorted({type(module).__name__ for module, _, _ in replaced}),
             "rows": len(trainer.train_dataset),
         }

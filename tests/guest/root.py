@@ -167,7 +167,9 @@ def build(
         whole = kernel_repos.liger_kernels(3, layers)
         files = {path: data for path, data in whole.items() if path.startswith("build/torch-cpu/")}
         repos[LAYERS] = (LAYERS_COMMIT, files)
-        kernels.append(kernel("layers", LAYERS, LAYERS_COMMIT, files, {"RMSNorm": "LigerRMSNorm"}))
+        kernels.append(
+            kernel("layers", LAYERS, LAYERS_COMMIT, files, dict.fromkeys(given.kernels.layers, "LigerRMSNorm"))
+        )
     decided = {name: setting.value(given) for name, setting in SETTINGS.items()}
     values = {name: Argument(value=value, origin="kitbuild") for name, value in decided.items() if value is not LEAVE}
     values |= {name: Argument(value=value, origin="recipe") for name, value in given.train.items()}
