@@ -18,7 +18,8 @@ from kitbuild import __version__
 from kitbuild.archive.runs import show
 from kitbuild.compare.bands import Bands
 from kitbuild.compare.charts import charts, drawn, sampled_steps
-from kitbuild.compare.divergence import decimal
+from kitbuild.compare.divergence import decimal, divergence
+from kitbuild.compare.kernels import departures
 from kitbuild.compare.models import shown
 from kitbuild.compare.side_by_side import ABSENT, sections
 from kitbuild.compare.values import FLOAT_FIELDS, counted, spelt, ulps
@@ -68,7 +69,7 @@ def page(left: Archive, right: Archive, verdict: Verdict, held: Allowance | None
     data = {"steps": steps, "first": first, "charts": {chart.key: chart.as_json() for chart in found}}
     names = [_escape(archive.path.name) for archive in (left, right)]
     parts = (
-        _first(verdict, held), _list("Why they cannot be compared", verdict.reasons), _causes(verdict), _quantities(verdict),
+        _first(verdict, held), _list("Why they cannot be compared", verdict.reasons), _causes(verdict), _quantities(left, right, verdict),
         _list("Notes", verdict.notes), _charts([drawn(chart, steps, first) for chart in found], held, first=first, many=len(steps) > MANY),
         _glance(left, right), _manifests(sections(left, right)),
     )  # fmt: skip
@@ -162,12 +163,21 @@ def _causes(verdict: Verdict) -> str:
     return f'<section><h2>What differs, likeliest cause first</h2><table class="causes">{head}<tbody>{rows}</tbody></table></section>'
 
 
-def _quantities(verdict: Verdict) -> str:
-    found = verdict.divergence.quantities if verdict.divergence else ()
-    rows = "".join(
-        f"<tr><th>{FIELDS.get(item.field, item.field)}</th><td>{_escape(item.text())}</td></tr>" for item in found
-    )
-    return f"<section><h2>How the runs part</h2><table><tbody>{rows}</tbody></table></section>" if rows else ""
+def _quantities(left: Archive, right: Archive, verdict: Verdict) -> str:
+    if not (left.finished and right.finished):
+        return ""
+    found = (verdict.divergence or divergence(left, right, None)).quantities
+    rows = [(FIELDS.get(item.field, item.field), item.text()) for item in found]
+    rows.append(("what ran", _ran(left, right)))
+    body = "".join(f"<tr><th>{name}</th><td>{_escape(text)}</td></tr>" for name, text in rows)
+    title = "What was compared" if verdict.verdict == "IDENTICAL" else "How the runs part"
+    return f"<section><h2>{title}</h2><table><tbody>{body}</tbody></table></section>"
+
+
+def _ran(left: Archive, right: Archive) -> str:
+    """Kernels, attention and Liger against the locks."""
+    wrong = [f"{side}: {item}" for side, archive in (("left", left), ("right", right)) for item in departures(archive)]
+    return "; ".join(wrong) or "the locked kernels, attention and Liger, in both"
 
 
 def _list(title: str, items: Sequence[str]) -> str:

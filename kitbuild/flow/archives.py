@@ -9,7 +9,7 @@ from kitbuild import compare as comparing
 from kitbuild.errors import UsageError, VerificationError
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.running import summary_lines
-from kitbuild.flow.tolerances import allowance, read_repeats
+from kitbuild.flow.tolerances import allowance, read_repeats, refuse_early
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ SHOWN_ABOVE = frozenset({"name", "error", "hint"})
 
 def compare(context: Context, left: Path, right: Path, *, report: Path | None, tolerance: str | None) -> Result:  # noqa: ARG001 - every verb takes the context
     """`kitbuild compare`: the verdict over two archives."""
+    refuse_early(tolerance)
     first, second = archives.read(left, weights=True), archives.read(right, weights=True)
     allowed = allowance(tolerance, first, other=second)
     verdict = comparing.compare(first, second, allowed)

@@ -236,7 +236,9 @@ def _drop_if_empty(run_dir: Path) -> None:
 def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: str | None, stop: Stop) -> Result:
     """`kitbuild reproduce`: the archive's own lock and recipe, run again, compared."""
     from kitbuild import compare as comparing  # noqa: PLC0415 - the last step
-    from kitbuild.flow.tolerances import allowance  # noqa: PLC0415
+    from kitbuild.flow.tolerances import allowance, refuse_early  # noqa: PLC0415
+
+    refuse_early(tolerance)
 
     with context.store.scratch() as scratch:
         place = path if path.is_dir() else archives.unpack(path, context.store, scratch / "original")

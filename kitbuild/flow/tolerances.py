@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 REPEATS = "repeats"
 
 
+def refuse_early(text: str | None) -> None:
+    """A tolerance that cannot be read is told before anything is unpacked or hashed."""
+    if text is not None and text.partition(":")[0] != REPEATS:
+        comparing.Tolerance.parse(text)
+
+
 def allowance(
     text: str | None, original: archives.Archive, *, other: archives.Archive | None = None
 ) -> comparing.Allowance | None:

@@ -197,6 +197,12 @@ def test_repeats_are_named_on_the_command_line(context: Context, runs: list[Arch
         allowance(f"repeats:{tmp_path}/none,{tmp_path}/run-1", runs[0])
 
 
+def test_a_tolerance_that_cannot_be_read_is_told_first(context: Context, tmp_path: Path) -> None:
+    """Before the archives are looked at."""
+    with pytest.raises(UsageError, match="--tolerance los=1: 'los' is not one of"):
+        compare_verb(context, tmp_path / "none", tmp_path / "none", report=None, tolerance="los=1")
+
+
 def test_a_copy_of_the_judged_run_is_no_repeat(runs: list[Archive], tmp_path: Path) -> None:
     """Under another name it is still the same archive."""
     far = strayed(*spread(1.0)).write(tmp_path / "far", sealed=True)

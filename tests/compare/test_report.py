@@ -16,7 +16,7 @@ from kitbuild.compare import Bands, compare, write_report
 from kitbuild.compare.charts import sampled_steps, ticks
 from kitbuild.compare.report import _json, page
 from kitbuild.errors import UsageError
-from tests.archive.factory import Run, lock_body, metrics_line, wheel
+from tests.archive.factory import KERNEL, Run, lock_body, metrics_line, wheel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +124,20 @@ def test_each_verdict_has_its_headline(tmp_path: Path, right: Run, badge: str, h
     text = report(tmp_path, Run(), right)
     assert f">{badge}</span>" in text
     assert outline(text).titles[0] == headline
+
+
+def test_what_was_compared_is_told_for_equal_runs_too(tmp_path: Path) -> None:
+    """Quantity by quantity, and what ran."""
+    found = outline(report(tmp_path, Run(), Run()))
+    assert found.titles[1] == "What was compared"
+    assert "weights|equal in all 2 tensors" in found.rows
+    assert "what ran|the locked kernels, attention and Liger, in both" in found.rows
+
+
+def test_what_ran_otherwise_is_told(tmp_path: Path) -> None:
+    """A kernel that was not called, and where."""
+    rows = outline(report(tmp_path, Run(), Run(calls={"0": 0}))).rows
+    assert f"what ran|right: {KERNEL}: locked aaaaaaaaaaaa (torch-universal), not used" in rows
 
 
 def test_equal_losses_have_no_empty_chart(tmp_path: Path) -> None:
