@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from kitbuild import archive as archives
 from kitbuild import recipe as recipes
 from kitbuild.errors import ImageError, KitbuildError, RunError, StoppedError, UsageError
+from kitbuild.flow import resuming
 from kitbuild.flow.building import build, fetch_all
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.locking import ensure_lock
-from kitbuild.lock.files import check_maker, parse_lock
+from kitbuild.lock.files import check_maker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Res
     loaded = recipes.read(path)
     _refuse_without_engine(context, options)
     lock = ensure_lock(context, loaded)
-    run_dir = _resumed(options.resume, lock) if options.resume else None
+    run_dir = resuming.resumed(options.resume, lock) if options.resume else None
     fetch_for(context, lock, loaded, options)
     return train(context, lock, loaded.content, options, run_dir=run_dir, stop=stop, recipe_path=path)
 
@@ -203,27 +204,6 @@ def _locally(
         progress=context.progress,
         stop=stop,
     )
-
-
-def _resumed(run_dir: Path, lock: Lock) -> Path:
-    place = run_dir.absolute()
-    try:
-        old = parse_lock((place / "lock.json").read_bytes(), name=str(place / "lock.json"))
-    except OSError as error:
-        raise UsageError(
-            f"{run_dir} is not a run that can be resumed: {error.strerror}",
-            hint="the directory of a run that was stopped, as `kitbuild run` named it; `kitbuild archive list` lists runs",
-        ) from error
-    if old.identity_sha256 != lock.identity_sha256:
-        raise UsageError(
-            f"{run_dir} was started from another lock ({old.sha256[:12]}, the recipe's is {lock.sha256[:12]})",
-            hint="restore that recipe and lock (they are in the run directory), or start a new run",
-        )
-    from kitbuild.run.follow import read_json  # noqa: PLC0415 - only a resumed run needs it
-
-    if read_json(place / "exit.json").get("exit_code") == 0:  # the guest would write over what it recorded
-        raise UsageError(f"{run_dir} is finished: there is nothing to go on with", hint="start a new run")
-    return archives.claim_run_dir(place, resume=True)
 
 
 def _drop_if_empty(run_dir: Path) -> None:

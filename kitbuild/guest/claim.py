@@ -52,7 +52,7 @@ def _lock(out: Path) -> int | None:
     except BlockingIOError as error:
         os.close(descriptor)
         raise RunError(
-            f"a run in {out} is still going on", hint="wait for its end, or have it save and stop: docker stop -t 600"
+            f"a run in {out} is still going on", hint="wait for its end, or have it save and stop: docker stop"
         ) from error
     except OSError:
         os.close(descriptor)

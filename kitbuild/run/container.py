@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kitbuild.lock.models import Lock, LockedTree
     from kitbuild.store import Store
 
+STOP_SECONDS = 600
+"""What `docker stop` waits before it kills: a step and a checkpoint have to fit in. Docker's own 10 s are too few."""
 SHARED_MEMORY_BYTES = 1 << 30
 TMPFS = {"/tmp": "rw,nosuid,nodev,mode=1777", "/cache": "rw,nosuid,nodev,exec,mode=1777"}  # noqa: S108 - in the container
 
@@ -70,6 +72,7 @@ class ContainerSpec:
             "shm_size": SHARED_MEMORY_BYTES,
             "device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])] if self.gpus else None,
             "detach": True,
+            "stop_timeout": STOP_SECONDS,
         }
 
     def command_line(self) -> str:
@@ -78,7 +81,18 @@ class ContainerSpec:
 
     def command_line_words(self) -> list[str]:
         """The equal `docker run`, word by word."""
-        words = ["docker", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL"]
+        words = [
+            "docker",
+            "run",
+            "--rm",
+            "--stop-timeout",
+            str(STOP_SECONDS),
+            "--network",
+            "none",
+            "--read-only",
+            "--cap-drop",
+            "ALL",
+        ]
         words += ["--security-opt", "no-new-privileges", "--user", self.user, "--shm-size", str(SHARED_MEMORY_BYTES)]
         for place, options in TMPFS.items():
             words += ["--tmpfs", f"{place}:{options}"]

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kitbuild.store import Store
 
 RUN_LABEL = "org.kitbuild.run"
+HOST_CONFIG = (
+    "mounts", "tmpfs", "read_only", "network_mode", "cap_drop", "security_opt", "shm_size", "device_requests",
+)  # fmt: skip
 ENDED = ("created", "exited", "dead")
 
 
@@ -131,7 +134,7 @@ def _make_room(name: str, client: docker.DockerClient) -> None:
         if old.status not in ENDED:
             raise RunError(
                 f"the container {name} still trains in this run directory",
-                hint=f"wait for its end (docker wait {name}), or have it save and stop: docker stop -t 600 {name}",
+                hint=f"wait for its end (docker wait {name}), or have it save and stop: docker stop {name}",
             )
         old.remove()
     except docker.errors.NotFound:
@@ -143,7 +146,11 @@ def _make_room(name: str, client: docker.DockerClient) -> None:
 def create(spec: ContainerSpec, labels: dict[str, str], client: docker.DockerClient) -> Container:
     """A container that is not started; or what the engine said."""
     try:
-        return client.containers.create(**spec.engine_arguments(), labels=labels)
+        # docker-py's `containers.create` takes no stop_timeout; what it calls does.
+        given = spec.engine_arguments()
+        host = client.api.create_host_config(**{name: given.pop(name) for name in HOST_CONFIG})
+        made = client.api.create_container(**given, host_config=host, labels=labels)
+        return client.containers.get(made["Id"])
     except docker.errors.ImageNotFound as error:
         raise RunError(f"the engine has no image {spec.image[:19]}", hint="build it: kitbuild image RECIPE") from error
     except docker.errors.APIError as error:

@@ -24,6 +24,7 @@ STOPPED_EXIT_CODE = 10
 TERMINATED_EXIT_CODE = 143
 ASK_AGAIN_SECONDS = 3.0
 """A guest that has only just started drops the first request: process 1 of a container ignores it until it listens."""
+STOPPING = "stopping: a checkpoint is saved at the end of this step (once more ends the run at once)"
 LOG, PRINTED = "logs/guest.log", "start.log"
 
 
@@ -69,6 +70,18 @@ def followed(run_dir: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def going_on(run_dir: Path) -> bool:
+    """Whether a guest holds its log there, followed by a kitbuild or not."""
+    try:
+        with (run_dir / LOG).open("r+b") as log:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def follow(
     process: Process, run_dir: Path, *, progress: Progress, stop: Stop, sleep: Callable[[float], None] = time.sleep
 ) -> int:
@@ -96,7 +109,7 @@ def _follow(process: Process, run_dir: Path, *, progress: Progress, stop: Stop, 
                 progress.detail(describe(status))
             if stop.requested and (asked is None or time.monotonic() - asked > ASK_AGAIN_SECONDS):
                 if asked is None:
-                    progress.note("stopping: a checkpoint is saved at the end of this step")
+                    progress.note(STOPPING)
                 asked = time.monotonic()
                 process.stop()
             sleep(POLL_SECONDS)
@@ -130,21 +143,63 @@ def raise_for(code: int, process: Process, run_dir: Path, *, stop: Stop | None =
         return
     if stop is not None and stop.requested and _nothing_done(code, told):
         raise KeyboardInterrupt
+    heard = told.get("exit_code") == code
+    go_on = (
+        f"go on from the last checkpoint with `kitbuild run RECIPE --resume {run_dir}`"
+        if has_checkpoint(run_dir)
+        else ""
+    )
     where = f"see {run_dir / (PRINTED if (run_dir / PRINTED).exists() else LOG)}"
     if process.out_of_memory():
-        raise RunError(
-            f"the run was ended by the system: out of memory (at step {told.get('steps_done') or 'start'})",
-            hint="lower batch.micro or train.max_length, or give the machine more memory",
+        step = told.get("steps_done") or steps_recorded(run_dir) or "start"
+        hint = f"give the machine more memory and {go_on}" if go_on else "give the machine more memory"
+        failed = RunError(
+            f"the run was ended by the system: out of memory (at step {step})",
+            hint=f"{hint}; or lower batch.micro or train.max_length in a new run",
         )
-    if code == 0:
-        raise RunError("the run ended without a word of how it went: it was not kitbuild's guest that ran", hint=where)
-    if told.get("exit_code") != code:
-        raise RunError(f"the run was killed or crashed (exit code {code}) before it could say why", hint=where)
+    elif code == 0:
+        failed = RunError(
+            "the run ended without a word of how it went: it was not kitbuild's guest that ran", hint=where
+        )
+    elif not heard:
+        text = f"the run was killed or crashed (exit code {code}) before it could say why"
+        failed = RunError(text, hint="; ".join(part for part in (where, go_on) if part))
+    else:
+        raise _as_told(code, told, run_dir, where)
+    if not heard:
+        _say_for_it(run_dir, failed)
+    raise failed
+
+
+def _say_for_it(run_dir: Path, error: RunError) -> None:
+    """exit.json of a guest that was ended before it could write one, so that the archive says what happened."""
+    told = {"schema": "kitbuild.exit/1", "phase": read_json(run_dir / "status.json").get("phase"), "steps": None}
+    value = {**error.as_json(), **told, "schema": "kitbuild.exit/1", "steps_done": steps_recorded(run_dir)}
+    temporary = run_dir / ".exit.json.host"
+    with contextlib.suppress(OSError):
+        temporary.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+        temporary.replace(run_dir / "exit.json")
+
+
+def steps_recorded(run_dir: Path) -> int:
+    """How many whole lines of metrics there are."""
+    try:
+        return (run_dir / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a checkpoint was written to its end; the guest looks whether it still is as it was."""
+    return any(run_dir.glob("checkpoints/checkpoint-*/kit.json"))
+
+
+def _as_told(code: int, told: dict[str, Any], run_dir: Path, where: str) -> KitbuildError:
     problems = [Problem(**_known(problem)) for problem in told.get("problems") or []]
     kind, hint = _ERRORS.get(code, RunError), told.get("hint") or where
     if kind is VerificationError and any(problem.file for problem in problems):
         hint = "nothing was trained; remove what is damaged with `kitbuild store verify --repair`, and run again"
-    raise kind(str(told.get("message") or "the run failed"), hint=_located(str(hint), run_dir), problems=problems)
+    return kind(str(told.get("message") or "the run failed"), hint=_located(str(hint), run_dir), problems=problems)
 
 
 def _located(hint: str, run_dir: Path) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kitbuild.errors import ImageError, LockError, RunError, StoppedError, UsageError
-from kitbuild.flow import running
+from kitbuild.flow import resuming, running
 from kitbuild.flow.context import Context
 from kitbuild.flow.running import RunOptions, shown_lines, summary_lines
 from kitbuild.lock.models import Lock
 from kitbuild.progress import Silent
 from kitbuild.recipe import starter
-from kitbuild.run.follow import Stop
+from kitbuild.run.follow import Stop, followed
 from tests.archive.factory import RECIPE, Run, lock_body
 from tests.image.kit import new_store
 
@@ -183,18 +184,83 @@ def test_no_engine_is_told_before_a_directory_is_made(tmp_path: Path) -> None:
 
 def test_resume_needs_a_run_of_the_same_lock(tmp_path: Path) -> None:
     """Another lock's run, or what is no run, is refused; its own is taken as it is."""
-    own = Run().write(tmp_path / "own")
+    own = checkpoint(Run().write(tmp_path / "own"))
     (own / "exit.json").write_text('{"exit_code": 10}')
-    assert running._resumed(own, LOCK) == own
+    assert resuming.resumed(own, LOCK) == own
     other = Run(lock=lock_body(target="cuda129")).write(tmp_path / "other")
     with pytest.raises(UsageError, match="was started from another lock"):
-        running._resumed(other, LOCK)
+        resuming.resumed(other, LOCK)
     with pytest.raises(UsageError, match="is not a run that can be resumed") as raised:
-        running._resumed(tmp_path / "none", LOCK)
+        resuming.resumed(tmp_path / "none", LOCK)
     assert "kitbuild archive list" in str(raised.value.hint)
     (own / "lock.json").write_text("{")
     with pytest.raises(LockError, match="is not JSON"):
-        running._resumed(own, LOCK)
+        resuming.resumed(own, LOCK)
+
+
+def checkpoint(run_dir: Path) -> Path:
+    (run_dir / "checkpoints/checkpoint-1").mkdir(parents=True)
+    (run_dir / "checkpoints/checkpoint-1/kit.json").write_text("{}")
+    return run_dir
+
+
+def test_a_refused_resume_says_what_differs(tmp_path: Path) -> None:
+    """Seed, processes, data: by the names that `lock --diff` gives them, the recipe's own first."""
+    given = {**LOCK.recipe, "seed": 7, "launch": {"nodes": 1, "processes_per_node": 2}}
+    arguments = {**lock_body()["defaults"], "arguments": {"seed": {"value": 7, "origin": "kitbuild"}}}
+    other = checkpoint(Run(lock=lock_body(recipe=given, defaults=arguments)).write(tmp_path / "other"))
+    (other / "exit.json").write_text('{"exit_code": 10}')
+    with pytest.raises(UsageError) as raised:
+        resuming.resumed(other, LOCK)
+    assert raised.value.message.startswith(f"{other} was started from another lock: recipe ")
+    assert "seed 7 → 42" in raised.value.message
+    assert "processes_per_node" in raised.value.message
+    assert "arguments in force" not in raised.value.message
+
+
+def test_virtual_ranks_go_on_with_any_number_of_processes(tmp_path: Path) -> None:
+    """With virtual ranks another number of processes is the same run; without, or with another seed, it is not."""
+
+    def body(processes: int, **changes: object) -> dict[str, object]:
+        recipe = {**LOCK.recipe, "determinism": {"mode": "strict", "virtual_ranks": 2}, "seed": 42, **changes}
+        return lock_body(recipe={**recipe, "launch": {"nodes": 1, "processes_per_node": processes}})
+
+    own = checkpoint(Run(lock=body(1)).write(tmp_path / "own"))
+    (own / "exit.json").write_text('{"exit_code": 10}')
+    assert resuming.resumed(own, Lock.model_validate(body(2))) == own
+    for other in (body(2, seed=43), body(2, determinism="strict")):
+        with pytest.raises(UsageError, match="was started from another lock"):
+            resuming.resumed(own, Lock.model_validate(other))
+
+
+def test_a_resume_needs_a_checkpoint(tmp_path: Path) -> None:
+    """What was unpacked has none, nor has a run that was killed early: told before an image is built."""
+    own = Run(exit={"exit_code": 6}, manifest={"complete": False}).write(tmp_path / "own")
+    (own / "checkpoints/checkpoint-1").mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds no checkpoint to go on from"):
+        resuming.resumed(own, LOCK)
+
+
+def test_a_run_that_goes_on_is_not_resumed(tmp_path: Path) -> None:
+    """Whether another kitbuild follows it or nobody does, the guest having outlived its kitbuild."""
+    own = checkpoint(Run(exit=None).write(tmp_path / "own"))
+    with followed(own), pytest.raises(RunError, match="another kitbuild follows the run"):
+        resuming.resumed(own, LOCK)
+    (own / "logs").mkdir(exist_ok=True)
+    with (own / "logs/guest.log").open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="is still going on") as raised:
+            resuming.resumed(own, LOCK)
+    assert "docker stop own" in str(raised.value.hint)
+    assert resuming.resumed(own, LOCK) == own
+
+
+def test_a_read_only_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only file system is told by the directory's name (root may write whatever the mode says)."""
+    own = checkpoint(Run(exit=None).write(tmp_path / "own"))
+    monkeypatch.setattr("kitbuild.archive.runs.os.access", lambda *_: False)
+    with pytest.raises(RunError, match=f"the run directory {own} is not writable"):
+        resuming.resumed(own, LOCK)
 
 
 def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
@@ -202,7 +268,7 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
     own = Run().write(tmp_path / "own")
     before = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
     with pytest.raises(UsageError, match="is finished: there is nothing to go on with"):
-        running._resumed(own, LOCK)
+        resuming.resumed(own, LOCK)
     assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before
 
 

@@ -30,7 +30,7 @@ SPEC = ContainerSpec(
     environment={"KIT_LOCKED": "1", "KIT_ENGINE": "docker"},
 )
 LINE = (
-    "docker run --rm --network none --read-only --cap-drop ALL --security-opt no-new-privileges --user 1000:1000"
+    "docker run --rm --stop-timeout 600 --network none --read-only --cap-drop ALL --security-opt no-new-privileges --user 1000:1000"
     " --shm-size 1073741824 --tmpfs /tmp:rw,nosuid,nodev,mode=1777 --tmpfs /cache:rw,nosuid,nodev,exec,mode=1777"
     "{gpus}"
     " --mount type=bind,source=/home/u/store/trees/m,target=/inputs/model,readonly"
@@ -88,6 +88,7 @@ def test_engine_arguments() -> None:
         "shm_size": 1 << 30,
         "device_requests": None,
         "detach": True,
+        "stop_timeout": 600,
     }
     assert [(item["Source"], item["Target"], item["ReadOnly"]) for item in mounts] == [
         ("/home/u/store/trees/m", "/inputs/model", True),

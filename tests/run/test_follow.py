@@ -116,7 +116,7 @@ def test_stop_is_passed_on_once(tmp_path: Path) -> None:
     guest = Guest(tmp_path, [None] * 5, 10)
     assert played(guest, tmp_path, told, stop) == 10
     assert guest.stops == 1
-    assert told.notes == ["stopping: a checkpoint is saved at the end of this step"]
+    assert told.notes == ["stopping: a checkpoint is saved at the end of this step (once more ends the run at once)"]
 
 
 def test_following_is_known_to_the_signal_handler(tmp_path: Path) -> None:
@@ -233,7 +233,42 @@ def test_out_of_memory_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError) as raised:
         raise_for(137, Guest(tmp_path, [], out_of_memory=True), tmp_path)
     assert raised.value.message == "the run was ended by the system: out of memory (at step 12)"
-    assert raised.value.hint == "lower batch.micro or train.max_length, or give the machine more memory"
+    hint = "give the machine more memory; or lower batch.micro or train.max_length in a new run"
+    assert raised.value.hint == hint
+
+
+@pytest.mark.parametrize("out_of_memory", [False, True])
+def test_what_a_killed_guest_could_not_say(*, out_of_memory: bool, tmp_path: Path) -> None:
+    """exit.json is written for it, with the steps that are recorded; the next thing to do is told."""
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
+    (tmp_path / "status.json").write_text('{"phase": "train"}')
+    (tmp_path / "checkpoints/checkpoint-1").mkdir(parents=True)
+    (tmp_path / "checkpoints/checkpoint-1/kit.json").write_text("{}")
+    with pytest.raises(RunError) as raised:
+        raise_for(137, Guest(tmp_path, [], out_of_memory=out_of_memory), tmp_path)
+    assert f"kitbuild run RECIPE --resume {tmp_path}" in str(raised.value.hint)
+    told = read_json(tmp_path / "exit.json")
+    assert told.pop("message") == raised.value.message
+    assert ("out of memory (at step 2)" in raised.value.message) is out_of_memory
+    assert told.pop("hint") == raised.value.hint
+    assert told == {
+        "schema": "kitbuild.exit/1",
+        "exit_code": 6,
+        "code": "run",
+        "problems": [],
+        "phase": "train",
+        "steps_done": 2,
+        "steps": None,
+    }
+
+
+def test_what_a_guest_said_stays(tmp_path: Path) -> None:
+    """A guest whose worker was ended for memory has told so itself."""
+    left(tmp_path, 6, steps_done=12)
+    before = (tmp_path / "exit.json").read_bytes()
+    with pytest.raises(RunError, match="out of memory"):
+        raise_for(6, Guest(tmp_path, [], out_of_memory=True), tmp_path)
+    assert (tmp_path / "exit.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["", "[]", '"x"', "{", "\udcff"])

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kitbuild.run.docker_engine import remove_abandoned
+from kitbuild.errors import RunError
+from kitbuild.progress import Silent
+from kitbuild.run import docker_engine
+from kitbuild.run.docker_engine import container_spec, remove_abandoned
+from kitbuild.run.follow import Stop
 from tests.docker.loop.command import Kitbuild, Running, checked_error, eventually, one_object
 from tests.docker.loop.conftest import Baseline
 from tests.docker.loop.recipes import recipe
@@ -113,7 +117,7 @@ def test_killed_with_a_run(kit: Kitbuild, long: Baseline, engine: docker.DockerC
     running.end()
     (run_dir,) = tmp_path.iterdir()
     error = kit.fails(6, "run", long.recipe, "--resume", run_dir)
-    assert error["message"] == f"the container {run_dir.name} still trains in this run directory"
+    assert error["message"] == f"the run {run_dir} is still going on"
     remove_abandoned(engine)
     engine.containers.get(run_dir.name).wait(timeout=120)
     assert kit("compare", long.run_dir, run_dir)["verdict"] == "IDENTICAL"
@@ -132,6 +136,50 @@ def test_guest_is_killed(kit: Kitbuild, long: Baseline, engine: docker.DockerCli
     assert "killed" in error["message"]
     assert error["run_dir"] == str(tmp_path / name)
     assert containers(engine, tmp_path) == []
+    told = json.loads((tmp_path / name / "exit.json").read_bytes())
+    assert (told["exit_code"], told["message"], told["phase"]) == (6, error["message"], "train")
+    assert json.loads((tmp_path / name / "manifest.json").read_bytes())["complete"] is False
+    (listed,) = kit("archive", "list", tmp_path)["runs"]
+    assert (listed["state"], listed["error"]) == ("failed", error["message"])
+
+
+def test_docker_stop(kit: Kitbuild, long: Baseline, engine: docker.DockerClient, tmp_path: Path) -> None:
+    """`docker stop` from elsewhere, with no time limit named: a checkpoint and exit 10, however long the step takes."""
+    running = kit.start("run", long.recipe, "--out", tmp_path, "--json")
+    at_step(running, tmp_path, 2)
+    (name,) = containers(engine, tmp_path)
+    assert engine.containers.get(name).attrs["Config"]["StopTimeout"] == 600
+    engine.api.stop(name)
+    error = interrupted(running, 10)
+    assert error["message"].endswith("a checkpoint is saved")
+    assert f"--resume {tmp_path / name}" in error["hint"]
+
+
+def test_out_of_memory(
+    kit: Kitbuild,
+    long: Baseline,
+    engine: docker.DockerClient,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container that meets its memory limit is told as that, exit 6, in the archive too."""
+    limits = {"mem_limit": "160m", "memswap_limit": "160m"}
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    spec = container_spec(
+        long.lock, image={"engine_id": long.image["engine_id"]}, run_dir=run_dir, store=store, resume=False
+    )
+    given = spec.engine_arguments()
+    monkeypatch.setattr(type(spec), "engine_arguments", lambda _: {**given, **limits})
+    monkeypatch.setattr(docker_engine, "HOST_CONFIG", (*docker_engine.HOST_CONFIG, *limits))
+    with pytest.raises(RunError) as raised:
+        docker_engine.run_container(spec, run_dir, client=engine, progress=Silent(), stop=Stop())
+    assert raised.value.message.startswith("the run was ended by the system: out of memory (at step "), raised.value
+    told = json.loads((run_dir / "exit.json").read_bytes())
+    assert (told["exit_code"], "out of memory" in told["message"]) == (6, True)
+    (listed,) = kit("archive", "list", tmp_path)["runs"]
+    assert listed["state"] == "failed"
 
 
 def test_interrupted_while_layers_are_made(kit: Kitbuild, baseline: Baseline, store: Store, tmp_path: Path) -> None:
