@@ -156,6 +156,7 @@ def test_docker_stop(kit: Kitbuild, long: Baseline, engine: docker.DockerClient,
 
 
 def test_out_of_memory(
+    *,
     kit: Kitbuild,
     long: Baseline,
     engine: docker.DockerClient,
