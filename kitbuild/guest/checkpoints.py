@@ -127,6 +127,17 @@ def last_whole(checkpoints: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     return None, tuple(told)
 
 
+def whole_at(checkpoints: Path, step: int) -> Checkpoint | None:
+    """That of a step to which another node went back; None for the beginning."""
+    folder = checkpoints / f"{PREFIX}{step}"
+    mark = read_mark(folder)
+    problem = "there is none" if mark is None else next(problems(folder, mark), None)
+    if step and (mark is None or problem is not None):
+        text = f"another node goes on from {folder.name}, which is not whole here: {problem}"
+        raise RunError(text, hint="start a new run")
+    return Checkpoint(folder=folder, mark=mark) if mark is not None else None
+
+
 def read_mark(folder: Path) -> dict[str, Any] | None:
     """The mark, where it is one of ours and of this folder."""
     try:

@@ -193,7 +193,8 @@ class Worker:
 
     def resumed(self, trainer: KitTrainer) -> tuple[str | None, dict[str, int]]:
         """The checkpoint to continue from, and the kernels' calls up to it; metrics are cut back to its step."""
-        config, found, recorder = self.config, self.found, trainer.recorder
+        config, recorder = self.config, trainer.recorder
+        found = trainer.agreed(self.found) if config.launch.nodes > 1 else self.found
         if found is None:
             if recorder.first:
                 recorder.metrics.start()
@@ -202,13 +203,14 @@ class Worker:
         recorder.kept["resumed"] = [*found.mark.get("resumed", ()), found.step]
         claim.same_device(config, found, recorder.kept["device"])
         recorder.step = recorder.saved_step = found.step
-        if recorder.first:
+        if trainer.args.should_save:
             checkpoints.drop_after(found)
+        if recorder.first:
             recorder.metrics.resume(found.step, found.folder / checkpoints.METRICS)
         missing = [name for name in trainer.own_files(self.rank) if not (found.folder / name).is_file()]
         if missing:  # Transformers would go on with other random numbers, and say so in a log.
             text = f"{found.folder.name} lacks {', '.join(missing)} of rank {self.rank}"
-            raise RunError(text, hint="every node has to see the same run directory")
+            raise RunError(text, hint="start a new run")
         calls = found.folder / checkpoints.calls(self.rank)
         return str(found.folder), json.loads(calls.read_bytes()) if calls.is_file() else {}
 

@@ -6,6 +6,7 @@ Values stay on the device and are read one step late, so that recording makes no
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import shutil
 import time
@@ -208,18 +209,24 @@ class KitTrainer(SFTTrainer):  # type: ignore[misc]
             return
         recorder.flush()
         folder = Path(self.args.output_dir) / f"{checkpoints.PREFIX}{step}"
-        if recorder.first:
+        if self.args.should_save:  # the first rank; of several nodes, each one's
             checkpoints.begin(folder)
         self.accelerator.wait_for_everyone()
         try:
             self._write_checkpoint(folder, model, trial)
         except BaseException:
-            if recorder.first:
+            if self.args.should_save:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        if recorder.first:
+        if self.args.should_save:
             checkpoints.prune(folder.parent, keep=recorder.keep, newest=folder)
         recorder.saved, recorder.saved_step, recorder.saving = time.monotonic(), step, False
+
+    def agreed(self, found: checkpoints.Checkpoint | None) -> checkpoints.Checkpoint | None:
+        """Of several nodes, each with its own checkpoints: the newest that all of them hold."""
+        mine = torch.tensor([found.step if found else 0], device=self.accelerator.device)
+        least = min(self.accelerator.gather(mine).tolist())
+        return found if found is None or found.step == least else checkpoints.whole_at(found.folder.parent, least)
 
     def own_files(self, rank: int) -> tuple[str, ...]:
         """What a rank cannot go on without, and Transformers would: its random numbers, as Transformers names them."""
@@ -227,6 +234,8 @@ class KitTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _write_checkpoint(self, folder: Path, model: Any, trial: Any) -> None:
         recorder, args = self.recorder, self.args
+        if args.save_on_each_node:  # of which save_pretrained knows nothing: it asks for the first rank of all
+            self.model.should_save_on_this_rank = lambda is_main_process: is_main_process
         # Transformers would remove the one before as soon as its own files of this one are written.
         limit, args.save_total_limit = args.save_total_limit, None
         super()._save_checkpoint(model, trial)
@@ -235,9 +244,9 @@ class KitTrainer(SFTTrainer):  # type: ignore[misc]
         if recorder.first:
             recorder.metrics.copy(folder / checkpoints.METRICS)
         self.accelerator.wait_for_everyone()
-        if recorder.first:
+        if args.should_save:
             facts = {"step": self.state.global_step, "steps": self.state.max_steps, **recorder.kept}
-            ranks = range(self.args.world_size)
+            ranks = range(args.process_index, args.process_index + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
             checkpoints.seal(folder, facts, [name for rank in ranks for name in self.own_files(rank)])
         self.accelerator.wait_for_everyone()
 

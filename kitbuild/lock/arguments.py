@@ -116,6 +116,9 @@ SETTINGS: Mapping[str, Setting] = {
     "save_strategy": Setting(
         value=_save_strategy, reason="checkpoints on request (save_steps), and when a run is stopped", yields=True
     ),
+    "save_on_each_node": Setting(
+        value=lambda r: True if r.launch.nodes > 1 else LEAVE, reason="each node has a run directory of its own"
+    ),
     "save_only_model": Setting(value=lambda _: False, reason="a stopped run resumes bit for bit"),
     "ignore_data_skip": Setting(value=lambda _: False, reason="a stopped run resumes bit for bit"),
     "eval_strategy": Setting(value=lambda _: "no", reason="evaluate measures before and after training"),

@@ -58,7 +58,7 @@ TRAIN_OWNED = {
     "ignore_data_skip": _RESUME,
     "restore_callback_states_from_checkpoint": _RESUME,
     "enable_jit_checkpoint": "a stopped run saves a checkpoint at the step boundary by itself",
-    "save_on_each_node": "checkpoints go to the run directory once",
+    "save_on_each_node": "fixed: each node has a run directory of its own, with its own checkpoints",
     "push_to_hub": _HUB,
     "push_to_hub_token": _HUB,
     "hub_token": _HUB,

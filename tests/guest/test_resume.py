@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -451,3 +453,63 @@ def test_clock_that_is_none(text: str) -> None:
     """A wrong KIT_CHECKPOINT_SECONDS is named."""
     with pytest.raises(UsageError, match="KIT_CHECKPOINT_SECONDS is '" + text):
         config.checkpoint_seconds(text)
+
+
+NODES: dict[str, Any] = {
+    **model(GPT2),
+    "launch": {"nodes": 2, "processes_per_node": 1},
+    "train": {**TRAIN, "max_steps": 60, "save_steps": 10, "save_total_limit": 2},
+}
+
+
+@pytest.mark.slow_extra
+def test_two_nodes_go_on_from_what_both_have(guest: Guest, train_python: str) -> None:
+    """Each node keeps checkpoints of its own; where one of them lost its last, both go on from the one before."""
+    guest.build(**NODES)
+
+    def run(name: str, environ: dict[str, str], *, stop: int | None = None) -> list[tuple[int, Path]]:
+        outs = [guest.folder / f"{name}-{rank}" for rank in range(2)]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        processes = []
+        for rank, out in enumerate(outs):
+            out.mkdir(exist_ok=True)
+            held = {
+                **os.environ, **guest.root.environ, **environ, "KIT_OUT": str(out), "PYTHONHASHSEED": "0",
+                "KIT_CACHE": str(guest.folder / f"cache-{rank}"), "PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank),
+            }  # fmt: skip
+            command = [train_python, "-m", "kitbuild.guest", "train"]
+            processes.append(subprocess.Popen(command, env=held, stderr=subprocess.DEVNULL))
+        metrics = outs[0] / "metrics.jsonl"
+        while stop and all(item.poll() is None for item in processes):
+            if metrics.exists() and metrics.read_bytes().count(b"\n") >= stop:
+                processes[1].send_signal(signal.SIGTERM)  # to one of them
+                break
+            time.sleep(0.01)
+        return [(item.wait(timeout=120), out) for item, out in zip(processes, outs, strict=True)]
+
+    whole = run("whole", {})
+    assert [code for code, _ in whole] == [0, 0], (whole[0][1] / "logs/guest.log").read_text()
+    stopped = run("cut", {}, stop=25)
+    assert [code for code, _ in stopped] == [10, 10]
+    found = [checkpoints.last_whole(out / "checkpoints")[0] for _, out in stopped]
+    assert found[0]
+    assert found[1]
+    assert found[0].step == found[1].step >= 25
+    assert ("rng_state_0.pth" in found[0].mark["files"], "rng_state_1.pth" in found[1].mark["files"]) == (True, True)
+    (found[1].folder / "optimizer.pt").write_bytes(b"")
+    resumed = run("cut", RESUME)
+    assert [code for code, _ in resumed] == [0, 0], (resumed[1][1] / "logs/rank-1.log").read_text()
+    for left, right in zip(whole, resumed, strict=True):
+        names = ("step", "loss", "grad_norm", "learning_rate", "batch_sha256")
+        held = [
+            [[json.loads(line)[name] for name in names] for line in (out / "metrics.jsonl").read_text().splitlines()]
+            for _, out in (left, right)
+            if (out / "metrics.jsonl").exists()
+        ]
+        assert len(held) in {0, 2}
+        assert held == [] or held[0] == held[1]
+    weights = [json.loads((out / "manifest.json").read_bytes())["weights"] for out in (whole[0][1], resumed[0][1])]
+    assert weights[0] == weights[1] != {}
