@@ -27,8 +27,11 @@ OF_THE_WORLD = {
 }
 
 
-def resumed(run_dir: Path, lock: Lock) -> Path:
-    """The run's directory, where it is of this lock, not over, not going on, and has a checkpoint."""
+def resumed(run_dir: Path, lock: Lock, *, here: bool = True) -> Path:
+    """The run's directory, where it is of this lock, not over, not going on, and has a checkpoint.
+
+    `here`: the guest wrote into it; else its newest checkpoint may still be in a container elsewhere.
+    """
     place = run_dir.absolute()
     try:
         old = parse_lock((place / "lock.json").read_bytes(), name=str(place / "lock.json"))
@@ -51,7 +54,7 @@ def resumed(run_dir: Path, lock: Lock) -> Path:
                 f"the run {run_dir} is still going on",
                 hint=f"wait for its end, or have it save and stop; in a container: docker stop {place.name}",
             )
-    if not has_checkpoint(place):
+    if here and not has_checkpoint(place):
         raise UsageError(
             f"{run_dir} holds no checkpoint to go on from",
             hint="start a new run; a packed archive leaves checkpoints out",

@@ -76,9 +76,18 @@ def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Res
     loaded = recipes.read(path)
     _refuse_without_engine(context, options)
     lock = ensure_lock(context, loaded)
-    run_dir = resuming.resumed(options.resume, lock) if options.resume else None
+    run_dir = resuming.resumed(options.resume, lock, here=_here(context, options)) if options.resume else None
     fetch_for(context, lock, loaded, options)
     return train(context, lock, loaded.content, options, run_dir=run_dir, stop=stop, recipe_path=path)
+
+
+def _here(context: Context, options: RunOptions) -> bool:
+    """Whether the run directory is where the guest writes; of another machine's engine only what was copied back is here."""
+    if options.engine == "local":
+        return True
+    from kitbuild.run.remote_engine import is_remote  # noqa: PLC0415 - docker-py is slow to import
+
+    return not is_remote(context.client())
 
 
 def _refuse_without_engine(context: Context, options: RunOptions) -> None:

@@ -49,7 +49,7 @@ class ContainerSpec:
     command: tuple[str, ...] = ("train",)
 
     def engine_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of docker-py's `containers.create`."""
+        """What docker-py's `create_container` and `create_host_config` are given."""
         from docker.types import DeviceRequest  # noqa: PLC0415 - a third of a second
         from docker.types import Mount as EngineMount  # noqa: PLC0415
 

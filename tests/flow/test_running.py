@@ -239,6 +239,7 @@ def test_a_resume_needs_a_checkpoint(tmp_path: Path) -> None:
     (own / "checkpoints/checkpoint-1").mkdir(parents=True)
     with pytest.raises(UsageError, match="holds no checkpoint to go on from"):
         resuming.resumed(own, LOCK)
+    assert resuming.resumed(own, LOCK, here=False) == own
 
 
 def test_a_run_that_goes_on_is_not_resumed(tmp_path: Path) -> None:

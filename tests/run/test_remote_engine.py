@@ -77,16 +77,21 @@ class Engine:
 
     def __init__(self, new: Far, old: Far | None = None) -> None:
         self.new, self.old, self.asked = new, old, dict[str, Any]()
-        self.containers = self
+        self.containers = self.api = self
 
-    def get(self, _name: str) -> Far:
+    def get(self, name: str) -> Far:
+        if name == "made":
+            return self.new
         if self.old is None:
             raise docker.errors.NotFound("none")
         return self.old
 
-    def create(self, **given: Any) -> Far:
-        self.asked = given
-        return self.new
+    def create_host_config(self, **given: Any) -> dict[str, Any]:
+        return given
+
+    def create_container(self, *, host_config: dict[str, Any], **given: Any) -> dict[str, str]:
+        self.asked = given | host_config
+        return {"Id": "made"}
 
 
 @pytest.fixture
