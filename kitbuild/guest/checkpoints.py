@@ -45,6 +45,11 @@ class Checkpoint:
         """The last step that it holds."""
         return int(self.mark["step"])
 
+    @property
+    def resumed(self) -> list[int]:
+        """The steps after which a run that goes on from here was resumed."""
+        return [*self.mark["resumed"], self.step]
+
 
 def seconds_between(config: Config) -> float | None:
     """How often one is due, where the recipe does not say when checkpoints are written."""

@@ -191,6 +191,7 @@ def write(config: Config, parts: dict[str, Any]) -> None:
         "weights": {},
         "seed": config.seed,
         "complete": False,
+        "resumed": [],
         **dict.fromkeys(empty),
         **parts,
         "data": {

@@ -78,7 +78,7 @@ class Session:
             config, self.terminal, self.stop, started=self.started, mode=mode, parent=os.getpid(), found=found
         )
         try:  # Where nobody lives to say more.
-            manifest.write(config, {"started": _utc(self.started)})
+            manifest.write(config, {**self.parts, "started": _utc(self.started)})
         except OSError as problem:
             raise unrecorded(problem) from problem
         self.phase_name = "train"
@@ -106,6 +106,7 @@ class Session:
             self.terminal.say(text)
         if found is not None:
             self.terminal.say(f"resume: from {found.folder.name}")
+            self.parts["resumed"] = found.resumed
         return found
 
     def collect(self, results: dict[int, dict[str, Any]]) -> None:

@@ -199,8 +199,7 @@ class Worker:
             if recorder.first:
                 recorder.metrics.start()
             return None, {}
-        recorder.kept["evaluate_before"] = found.mark["evaluate_before"]
-        recorder.kept["resumed"] = [*found.mark.get("resumed", ()), found.step]
+        recorder.kept |= {"evaluate_before": found.mark["evaluate_before"], "resumed": found.resumed}
         claim.same_device(config, found, recorder.kept["device"])
         recorder.step = recorder.saved_step = found.step
         if trainer.args.should_save:

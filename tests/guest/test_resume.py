@@ -94,6 +94,7 @@ def test_stopped_after_every_step(guest: Guest, changes: dict[str, Any]) -> None
     resumed = guest.run(out=out, environ=environ)
     same(whole, resumed)
     assert (epochs[0] < 1.0, 1.0 in epochs[:-1]) == (True, True), epochs
+    assert (whole.manifest["resumed"], resumed.manifest["resumed"]) == ([], [1, 2, 3, 4, 5])
     assert resumed.manifest["data"] == whole.manifest["data"]
     assert resumed.manifest["kernels"] == whole.manifest["kernels"]
 
@@ -132,6 +133,7 @@ def resumable(guest: Guest) -> tuple[Run, Path]:
     guest.build(**SAVED)
     whole = guest.run()
     run = guest.run(kill_after=5)
+    assert run.manifest["resumed"] == []
     assert (run.rc, len(run.metrics), run.manifest["complete"]) == (6, 5, False)
     assert "worker 0 was killed" in run.exit["message"]
     return whole, run.out
@@ -168,6 +170,7 @@ def test_damaged_checkpoint_is_not_used(guest: Guest) -> None:
     same(whole, again)
     assert "kit: checkpoint-4 is not whole: optimizer.pt has " in again.terminal
     assert "kit: resume: from checkpoint-2" in again.terminal
+    assert again.manifest["resumed"] == [2]
 
 
 def test_killed_while_a_checkpoint_is_written(guest: Guest) -> None:
