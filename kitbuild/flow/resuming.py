@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 SHOWN = 5
 FOLLOWS = ("arguments in force", "launch", "lock")
 """Parts in which a change of the recipe is seen once more."""
-OF_THE_WORLD = {
-    ("recipe", "launch.nodes"),
-    ("recipe", "launch.processes_per_node"),
-    ("arguments in force", "gradient_accumulation_steps"),
-    ("arguments in force", "ddp_backend"),
-}
 
 
 def resumed(run_dir: Path, lock: Lock, *, here: bool = True) -> Path:
@@ -63,14 +57,10 @@ def resumed(run_dir: Path, lock: Lock, *, here: bool = True) -> Path:
 
 
 def _different(old: Lock, new: Lock) -> tuple[Change, ...]:
-    """What a resume would change; with virtual ranks, the number of processes changes nothing."""
-    if old.content_sha256 == new.content_sha256:
+    """What a resume would change."""
+    if old.identity_sha256 == new.identity_sha256:
         return ()
-    found = tuple(change for change in changes(old, new) if (change.part, change.name) != ("lock", "name"))
-    mode = new.recipe.get("determinism")
-    if isinstance(mode, dict) and mode.get("virtual_ranks"):
-        return tuple(item for item in found if item.part != "launch" and (item.part, item.name) not in OF_THE_WORLD)
-    return found
+    return tuple(change for change in changes(old, new) if (change.part, change.name) != ("lock", "name"))
 
 
 def _told(found: tuple[Change, ...]) -> str:
