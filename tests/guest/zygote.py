@@ -72,6 +72,10 @@ def injure(job: dict[str, Any]) -> None:
     around(record.Status, "write", before=injury.begun)
     around(record, "write_bytes", before=injury.written)
     around(virtual_ranks.VirtualTrainer, "check_replicas", before=injury.compared)
+    if job.get("cores"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(str(job["cores"]))])
+    if job.get("cpu_capability"):
+        sys.modules["torch"].backends.cpu.get_cpu_capability = lambda: job["cpu_capability"]
     if job.get("out_of_memory"):
         data.training_rows = lambda config: bytearray(1 << 62)  # noqa: ARG005
 
