@@ -58,6 +58,8 @@ class Session:
                 self.terminal.say(line)
             determinism.refuse(config)
             self.settle(environ)
+            if verification.refused:
+                verification.wait()
             self.phase("verify", f"{verification.files} files, while libraries are imported")
             begun = time.perf_counter()
             launch.import_libraries(config)

@@ -33,12 +33,19 @@ class Verification:
     def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
         self._config, self._environ = config, environ
         expected, links, problems = expectations(config)
-        chunks = list(_chunks(config, expected))
-        self._pool = multiprocessing.get_context("fork").Pool(max(1, min(cores(), len(chunks))))
-        self._result = self._pool.map_async(_check_chunk, chunks, chunksize=1)
+        # Without a container, this one file is a link that kitbuild made.
+        linked = str(config.places.inputs / "chat_template.jinja") if config.engine == "local" else None
+        shared = list(chunks(expected, linked))
+        self._pool = multiprocessing.get_context("fork").Pool(max(1, min(cores(), len(shared))))
+        self._result = self._pool.map_async(check_chunk, shared, chunksize=1)
         self._problems = [*problems, *_link_problems(config, links), *_extra_files(config, {*expected, *links})]
         self._around = list(surroundings.problems(config, environ))
         self.files = len(expected)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the verdict is known before the bytes are: then nothing is imported while they are hashed."""
+        return bool(self._problems or self._around)
 
     def wait(self) -> None:
         """Wait for the verdict; no process or thread of it is left."""
@@ -174,10 +181,8 @@ def _around_trees(inputs: Path, trees: set[str]) -> Iterator[str]:
 Chunk = list[tuple[str, int | None, str, int]]
 
 
-def _chunks(config: Config, expected: dict[str, tuple[int | None, str]]) -> Iterator[Chunk]:
-    """Lists of files of about the same number of bytes, the largest files first."""
-    # Without a container, this one file is a link that kitbuild made.
-    linked = str(config.places.inputs / "chat_template.jinja") if config.engine == "local" else None
+def chunks(expected: dict[str, tuple[int | None, str]], linked: str | None = None) -> Iterator[Chunk]:
+    """Lists of files of about the same number of bytes, the largest files first; `linked` may be a link."""
     sized = []
     for path, (size, digest) in expected.items():
         try:
@@ -197,7 +202,8 @@ def _chunks(config: Config, expected: dict[str, tuple[int | None, str]]) -> Iter
         yield chunk
 
 
-def _check_chunk(chunk: Chunk) -> list[tuple[str, str]]:
+def check_chunk(chunk: Chunk) -> list[tuple[str, str]]:
+    """Path and difference of each file that is not as it should be."""
     buffer = bytearray(BUFFER_BYTES)
     return [(item[0], text) for item in chunk if (text := _difference(*item, buffer))]
 

@@ -193,6 +193,16 @@ def test_rewritten_list(tree: Root) -> None:
         assert any(problem.message == "content.json and the lock disagree" for problem in caught.value.problems)
 
 
+def test_known_at_once(tree: Root) -> None:
+    """An addition or a variable is known before the bytes are, so that nothing is imported; a wrong byte is not."""
+    right = Verification(Config.read(tree.environ), {})
+    assert right.refused is False
+    right.wait()
+    refused = Verification(Config.read(tree.environ), {"LOCAL_KERNELS": "a/b=/tmp"})
+    assert refused.refused is True
+    refused.close()
+
+
 def test_message_counts(tree: Root) -> None:
     """Many differences are counted, five are named on the first line, all are in the list."""
     for name in INSTALLED:

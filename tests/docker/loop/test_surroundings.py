@@ -34,7 +34,7 @@ HAND_SET = {
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_CBWR": "COMPATIBLE",
     "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "3",
     "ACCELERATE_MIXED_PRECISION": "fp16",
     "HF_HOME": "/hf",
     "PYTHONNOUSERSITE": "",
