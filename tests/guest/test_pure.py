@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +216,18 @@ def test_preflight_memory(build: Callable[..., Root], monkeypatch: pytest.Monkey
     monkeypatch.setattr(preflight, "free_memory", lambda: 1000)
     with pytest.raises(RunError, match=r"training needs at least 0\.0 GiB of memory"):
         preflight.check(config, {})
+
+
+def test_preflight_memory_of_virtual_ranks(build: Callable[..., Root], tmp_path: Path) -> None:
+    """Each level of the tree inside a process is one more copy of the gradients; with N processes there is none."""
+    given: dict[str, Any] = {"batch": {"global": 4, "micro": 1}, "determinism": {"virtual_ranks": 4}}
+    plain = preflight.memory_estimate(Config.read(build().environ))
+    estimates = []
+    for processes in (1, 2, 4):
+        shutil.rmtree(tmp_path)
+        root = build(**given, launch={"processes_per_node": processes})
+        estimates.append(preflight.memory_estimate(Config.read(root.environ)) / processes)
+    assert [estimate / plain for estimate in estimates] == [6 / 4, 5 / 4, 1]
 
 
 def test_preflight_nodes(build: Callable[..., Root]) -> None:
