@@ -51,7 +51,7 @@ def kitbuild(*words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "kitbuild", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if done.returncode:
-        sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-3000:]}")
+        sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr[-3000:]}")
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 

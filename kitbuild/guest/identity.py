@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-OF_THE_WORLD = ("gradient_accumulation_steps", "ddp_backend")  # arguments that follow from the number of processes
+OF_THE_WORLD = (
+    "gradient_accumulation_steps",
+    "ddp_backend",
+    "save_on_each_node",
+)  # arguments that follow from the number of processes
 
 
 def identity_sha256(raw: Mapping[str, Any]) -> str:

@@ -41,7 +41,11 @@ __all__ = [
 ]
 
 LOCK_VERSION = 1
-OF_THE_WORLD = ("gradient_accumulation_steps", "ddp_backend")  # arguments that follow from the number of processes
+OF_THE_WORLD = (
+    "gradient_accumulation_steps",
+    "ddp_backend",
+    "save_on_each_node",
+)  # arguments that follow from the number of processes
 CommitSha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 
