@@ -34,7 +34,8 @@ def connect(environ: Mapping[str, str]) -> DockerClient:
 
 
 def _client(environ: Mapping[str, str]) -> DockerClient:
-    client = docker.from_env(environment=dict(environ), timeout=TIMEOUT_SECONDS)
+    # The ssh program, as the docker command does: its configuration, agent and known hosts are the user's.
+    client = docker.from_env(environment=dict(environ), timeout=TIMEOUT_SECONDS, use_ssh_client=True)
     client.ping()
     return client
 

@@ -19,7 +19,8 @@ def render_compose(job: Job, *, image: ImageReference, inputs: str, out: str) ->
     value: dict[str, Any] = {"services": services}  # no `name`: Compose 1 refuses it
     if job.nodes > 1:
         value["networks"] = {"job": Noted({"internal": True}, "The job's own, with no way out.")}
-    folders = shlex.join(_out(job, rank, out) for rank in range(job.nodes))
+    shared = [f"{out}/checkpoints"] if job.nodes > 1 else []
+    folders = shlex.join([*(_out(job, rank, out) for rank in range(job.nodes)), *shared])
     return documents(
         _dollars(value),
         head=f"""\
@@ -67,6 +68,9 @@ def _service(job: Job, rank: int, image: ImageReference, inputs: str, out: str) 
     if job.nodes > 1:
         environment |= {"MASTER_ADDR": "node-0", "MASTER_PORT": str(RENDEZVOUS_PORT), "NODE_RANK": str(rank)}
     mounts = [_bind(f"{inputs}/{place.relative_to('/inputs')}", str(place), read_only=True) for place in job.inputs]
+    mounts.append(_bind(_out(job, rank, out), "/out", read_only=False))
+    if job.nodes > 1:  # one folder for all nodes
+        mounts.append(_bind(f"{out}/checkpoints", "/out/checkpoints", read_only=False))
     note = "By digest." if image.path else "This machine's own image, by digest: it was never pushed."
     found: dict[str, Any] = {
         "image": Noted(str(image), note),
@@ -79,11 +83,10 @@ def _service(job: Job, rank: int, image: ImageReference, inputs: str, out: str) 
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "volumes": Noted(
-            [*mounts, _bind(_out(job, rank, out), "/out", read_only=False)],
-            f"Model and data as `kitbuild fetch {job.recipe} --inputs DIR` lays them out; each byte is verified.",
+            mounts, f"Inputs as `kitbuild fetch {job.recipe} --inputs DIR` lays them out; each byte is verified."
         )
-        if mounts
-        else [_bind(_out(job, rank, out), "/out", read_only=False)],
+        if job.inputs
+        else mounts,
         "restart": "no",
         "stop_signal": "SIGTERM",
         "stop_grace_period": Noted(f"{GRACE_SECONDS}s", "A step and a checkpoint must fit in."),

@@ -211,7 +211,7 @@ def _container(job: Job, image: ImageReference, master: str, name: str) -> dict[
     if job.cuda:
         resources["limits"] = {"nvidia.com/gpu": str(job.processes)}
     mounts: list[dict[str, Any]] = [
-        {"name": "out", "mountPath": "/out", "subPath": f"{job.label}-{job.lock_sha256[:12]}"},
+        *_out_mounts(job),
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - in the container
         {"name": "cache", "mountPath": "/cache"},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - in the container
@@ -241,6 +241,17 @@ def _container(job: Job, image: ImageReference, master: str, name: str) -> dict[
     if job.nodes > 1:
         found["ports"] = [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"}]
     return found
+
+
+def _out_mounts(job: Job) -> list[dict[str, Any]]:
+    """A folder for each lock; with several nodes, one for each of them in it, and one of checkpoints for all."""
+    folder = f"{job.label}-{job.lock_sha256[:12]}"
+    if job.nodes == 1:
+        return [{"name": "out", "mountPath": "/out", "subPath": folder}]
+    return [
+        {"name": "out", "mountPath": "/out", "subPathExpr": f"{folder}/node-$(NODE_RANK)"},
+        {"name": "out", "mountPath": "/out/checkpoints", "subPath": f"{folder}/checkpoints"},
+    ]
 
 
 def _network_policy(job: Job, labels: dict[str, str]) -> dict[str, Any]:

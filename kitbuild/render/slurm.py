@@ -109,6 +109,11 @@ export MASTER_ADDR MASTER_PORT
 """
 
 # Before a line that a task's own shell expands: a node's number is known in its task alone.
+_OWN_FOLDER = (
+    "export KIT_OUT=/out/node-$NODE_RANK; mkdir -p /out/checkpoints $KIT_OUT;"
+    " ln -sfn ../checkpoints $KIT_OUT/checkpoints; exec kit train"
+)
+"""In the container: a run directory for each node, and one folder of checkpoints for all of them."""
 _IN_TASK = "# shellcheck disable=SC2016"
 # srun does not take the cores of a task from the job; and where one node has stopped, the others are left to stop.
 _SRUN = 'srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0'
@@ -140,7 +145,7 @@ def _settings(job: Job, environment: Mapping[str, str]) -> list[str]:
 
 def _pyxis(job: Job, image: ImageReference | str) -> str:
     environment = job.environment("pyxis", image=image, hardening={"read_only_root": True})
-    guest = "kit train" if job.nodes == 1 else "sh -c 'export NODE_RANK=$SLURM_NODEID; exec kit train'"
+    guest = "kit train" if job.nodes == 1 else f"sh -c 'export NODE_RANK=$SLURM_NODEID; {_OWN_FOLDER}'"
     lines = _settings(job, environment)
     lines += [
         "# Read-only but for its mounts; an unprivileged user namespace, with the user's own uid.",
@@ -177,6 +182,7 @@ def _apptainer(job: Job, image: ImageReference | str) -> str:
     words = ["--containall", "--no-home", "--no-privs", *(["--nv"] if job.cuda else [])]
     words += ["--net", "--network", "none"] if job.nodes == 1 else []
     rank = "sh -c 'export APPTAINERENV_NODE_RANK=$SLURM_NODEID; exec \"$@\"' sh " if job.nodes > 1 else ""
+    guest = "kit train" if job.nodes == 1 else f"sh -c '{_OWN_FOLDER}'"
     what = "no network" if job.nodes == 1 else "the host's network, where the nodes meet"
     lines += [
         f"# Read-only but for its mounts, no new privileges, no home directory, {what}.",
@@ -190,7 +196,7 @@ def _apptainer(job: Job, image: ImageReference | str) -> str:
         "code=0",
         *([_IN_TASK] if job.nodes > 1 else []),
         f"{_SRUN} \\",
-        f'    {rank}apptainer exec {" ".join(words)} "${{binds[@]}}" --pwd /out "$image" kit train || code=$?',
+        f'    {rank}apptainer exec {" ".join(words)} "${{binds[@]}}" --pwd /out "$image" {guest} || code=$?',
         f'{_EACH_NODE} rm -rf -- "$scratch"',
         "",
     ]
@@ -210,6 +216,7 @@ def _plain(job: Job) -> str:
         "# A job that is started again goes on with the run that has a checkpoint.",
         f"recipe={_path(job.recipe)}",
         "export out recipe",
+        *(['export KIT_CHECKPOINTS="$out/checkpoints" # one folder for all nodes'] if job.nodes > 1 else []),
         "code=0",
         _IN_TASK,
         f"{_SRUN} bash -euc '",

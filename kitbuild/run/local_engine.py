@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kitbuild.errors import RunError
@@ -14,7 +15,6 @@ from kitbuild.run.follow import Stop, follow, followed, keep_printed, raise_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from kitbuild.lock.models import Lock
     from kitbuild.progress import Progress
@@ -76,6 +76,8 @@ def run_local(
         )
         if int((lock.recipe.get("launch") or {}).get("nodes", 1)) > 1:
             environment |= {key: environ[key] for key in RENDEZVOUS if key in environ}
+            _share_checkpoints(run_dir, environ)
+            environment.setdefault("KIT_RESUME", "auto")  # the shared folder may hold what another node has saved
         printed = scratch / "printed"
         process = _start(python, environment=environment, printed=printed, held=held)
         guest = LocalProcess(process)
@@ -97,6 +99,14 @@ def _join(joined: Path, root: Path, lock: Lock, store: Store) -> None:
         target = joined / place.relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(host)
+
+
+def _share_checkpoints(run_dir: Path, environ: Mapping[str, str]) -> None:
+    """KIT_CHECKPOINTS: one folder for all nodes of a job, each of which has a run directory of its own."""
+    if shared := environ.get("KIT_CHECKPOINTS"):
+        Path(shared).mkdir(parents=True, exist_ok=True)
+        if not (run_dir / "checkpoints").exists():
+            (run_dir / "checkpoints").symlink_to(Path(shared).absolute())
 
 
 def _environment(

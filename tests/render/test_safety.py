@@ -49,8 +49,11 @@ RECORDER = """#!/bin/sh
 case $(basename "$0") in
 scontrol) [ "$2" = hostnames ] && echo n0 || echo "NodeName=n0 NodeAddr=10.0.0.1 Port=1" ;;
 srun)
-    while [ $# -gt 0 ]; do case $1 in --*) shift ;; *) break ;; esac; done
-    case $1 in mkdir | rm) ;; *) SLURM_NODEID=0 exec "$@" ;; esac ;;
+    held=
+    while [ $# -gt 0 ]; do
+        case $1 in --container-image=*) held=container && shift ;; --*) shift ;; *) break ;; esac
+    done
+    case $held$1 in container* | mkdir | rm) ;; *) SLURM_NODEID=0 exec "$@" ;; esac ;;
 esac
 """
 
@@ -100,12 +103,13 @@ def test_container_scripts_keep_words(text: str, nodes: int, tmp_path: Path) -> 
     ran = called(slurm(container="apptainer", image=f"/{text}.sif", **where), tmp_path)[-2]
     assert ran[:2] == ["apptainer", "exec"]
     assert f"{inputs}/model:/inputs/model:ro" in ran
-    assert ran[-3:] == [f"/{text}.sif", "kit", "train"]
+    assert ran[ran.index("--pwd") : ran.index("--pwd") + 3] == ["--pwd", "/out", f"/{text}.sif"]
+    assert ran[-1].endswith("exec kit train" if nodes > 1 else "train")
     calls = called(slurm(container="pyxis", image=f"/{text}.sqsh", **where), tmp_path)
     (ran,) = (call for call in calls if f"--container-image=/{text}.sqsh" in call)
     (mounts,) = (word.removeprefix("--container-mounts=") for word in ran if word.startswith("--container-mounts="))
     assert f",{inputs}/model:/inputs/model:ro," in mounts
-    assert calls[-2][0] == "kit"
+    assert ran[-1].endswith("exec kit train" if nodes > 1 else "train")
 
 
 @pytest.mark.parametrize("container", ["pyxis", "apptainer"])
@@ -156,7 +160,8 @@ def test_compose_keeps_strings(name: str, recipe: str, inputs: str, out: str) ->
     for rank, service in enumerate(services.values()):
         sources = [mount["source"].replace("\0", "$") for mount in service["volumes"]]
         assert sources[0].removeprefix("./") == f"{inputs}/model".removeprefix("./")
-        assert sources[-1].removeprefix("./") == f"{out}/node-{rank}".removeprefix("./")
+        wanted = [f"{out}/node-{rank}", f"{out}/checkpoints"]
+        assert [source.removeprefix("./") for source in sources[-2:]] == [each.removeprefix("./") for each in wanted]
         assert "$" not in "".join(mount["source"] for mount in service["volumes"])
         assert service["read_only"] is True
         assert "privileged" not in service

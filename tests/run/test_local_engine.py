@@ -125,6 +125,21 @@ def test_several_nodes_know_where_they_meet(nodes: int, tmp_path: Path, store: S
     assert {key: seen[key] for key in told if key in seen} == (told if nodes > 1 else {})
 
 
+def test_nodes_share_checkpoints(tmp_path: Path, store: Store, run_dir: Path) -> None:
+    """KIT_CHECKPOINTS: each node's run directory has the one folder of all, and a new run goes on from what is in it."""
+    shared = tmp_path / "job/checkpoints"
+    lock = make_lock(store)
+    lock = lock.model_copy(update={"recipe": {**lock.recipe, "launch": {"nodes": 2}}})
+    told = USERS | {"KIT_CHECKPOINTS": str(shared)}
+    body = 'open(out + "/checkpoints/x", "w").close()\nwrite("seen.json", **os.environ)\nend(0)\n'
+    run(tmp_path, store, run_dir, body, lock=lock, environ=told)
+    assert (shared / "x").is_file()
+    assert read_json(run_dir / "seen.json")["KIT_RESUME"] == "auto"
+    (tmp_path / "alone").mkdir()
+    run(tmp_path / "alone", store, tmp_path / "alone", 'write("seen.json", **os.environ)\nend(0)\n', environ=told)
+    assert not (tmp_path / "alone/checkpoints").exists()
+
+
 @pytest.mark.parametrize(("locked", "resume"), [(False, True), (True, False)])
 def test_guest_is_told_what_the_run_is(
     *, locked: bool, resume: bool, tmp_path: Path, store: Store, run_dir: Path

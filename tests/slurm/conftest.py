@@ -89,7 +89,7 @@ class Slurm:
         value["name"] = name
         del value["evaluate"]
         for section, keys in changes.items():
-            value[section].update(keys)
+            value.setdefault(section, {}).update(keys)
         path = self.folder / f"{name}.yaml"
         with path.open("w") as stream:
             yaml.dump(value, stream)

@@ -96,6 +96,24 @@ def test_preempted_goes_on(slurm: Slurm, recipe: Path, whole: Job) -> None:
     assert identical(slurm, whole, job)
 
 
+def test_two_nodes_are_as_one(slurm: Slurm) -> None:
+    """Two nodes of one process give what one node of two gives; stopped on both and queued again, too."""
+    train = {"max_steps": 40, "save_steps": 10_000}
+    one = slurm.submit(
+        slurm.recipe("one-node", train=train, launch={"processes_per_node": 2, "threads_per_process": 1})
+    )
+    whole = one.wait()
+    assert whole["ExitCode"] == "0:0", one.log
+    two = slurm.submit(
+        slurm.recipe("two-nodes", train=train, launch={"nodes": 2, "threads_per_process": 1}), KIT_REQUEUE="yes"
+    )
+    two.wait_for_step(5)
+    slurm.run("scancel", "--signal=TERM", two.number)
+    finish(slurm, two)
+    assert two.log.count("a checkpoint is saved") == 2
+    assert identical(slurm, one, two)
+
+
 def finish(slurm: Slurm, job: Job) -> None:
     """Wait for a second start, without the two minutes that Slurm holds a job that was queued again."""
     wait(lambda: job.show()["JobState"] == "PENDING", f"job {job.number} in the queue again: {job.log}")

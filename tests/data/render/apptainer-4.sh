@@ -57,7 +57,7 @@ srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 mkdir -p -- "$scratch/cache" "$
 code=0
 # shellcheck disable=SC2016
 srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 \
-    sh -c 'export APPTAINERENV_NODE_RANK=$SLURM_NODEID; exec "$@"' sh apptainer exec --containall --no-home --no-privs --nv "${binds[@]}" --pwd /out "$image" kit train || code=$?
+    sh -c 'export APPTAINERENV_NODE_RANK=$SLURM_NODEID; exec "$@"' sh apptainer exec --containall --no-home --no-privs --nv "${binds[@]}" --pwd /out "$image" sh -c 'export KIT_OUT=/out/node-$NODE_RANK; mkdir -p /out/checkpoints $KIT_OUT; ln -sfn ../checkpoints $KIT_OUT/checkpoints; exec kit train' || code=$?
 srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 rm -rf -- "$scratch"
 
 # 0: trained. 10: stopped, a checkpoint is saved. Anything else is an error, which kit has said above.

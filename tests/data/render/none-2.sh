@@ -37,6 +37,7 @@ export MASTER_ADDR MASTER_PORT
 # A job that is started again goes on with the run that has a checkpoint.
 recipe="$SLURM_SUBMIT_DIR"/recipes/qwen3-8b.yaml
 export out recipe
+export KIT_CHECKPOINTS="$out/checkpoints" # one folder for all nodes
 code=0
 # shellcheck disable=SC2016
 srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 bash -euc '

@@ -57,7 +57,7 @@ code=0
 srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 --export="HOME,PATH,USER,$passed" \
     --container-image="$image" --container-readonly --no-container-mount-home --no-container-entrypoint \
     --container-mounts="$mounts" --container-workdir=/out \
-    sh -c 'export NODE_RANK=$SLURM_NODEID; exec kit train' || code=$?
+    sh -c 'export NODE_RANK=$SLURM_NODEID; export KIT_OUT=/out/node-$NODE_RANK; mkdir -p /out/checkpoints $KIT_OUT; ln -sfn ../checkpoints $KIT_OUT/checkpoints; exec kit train' || code=$?
 srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 rm -rf -- "$scratch"
 
 # 0: trained. 10: stopped, a checkpoint is saved. Anything else is an error, which kit has said above.
