@@ -57,7 +57,7 @@ srun --nodes="$SLURM_NNODES" --ntasks-per-node=1 rm -rf -- "$scratch"
 
 # 0: trained. 10: stopped, a checkpoint is saved. Anything else is an error, which kit has said above.
 # Slurm queues a preempted job again only if it had to kill it; one that has saved its checkpoint asks for it here.
-# KIT_REQUEUE=yes sbatch …: so does a job that its time limit has stopped. scancel is for good, KIT_REQUEUE or not.
+# KIT_REQUEUE=yes sbatch …: so does a job that its time limit has stopped. A plain scancel is for good in any case.
 if [ "$code" -eq 10 ]; then
     preempted=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -c ' PreemptTime=[0-9]' || true)
     if [ "$preempted" -gt 0 ] || [ "${KIT_REQUEUE:-no}" = yes ]; then
