@@ -6,6 +6,7 @@ https://packaging.python.org/en/latest/specifications/pylock-toml/
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ from packaging.version import InvalidVersion, Version
 
 from kitbuild.errors import Problem, RecipeError, UsageError
 from kitbuild.lock.models import LockedFile
+from kitbuild.recipe.kinds import PACKAGE
 from kitbuild.store import sha256_file
 
 if TYPE_CHECKING:
@@ -84,6 +86,13 @@ def check_versions(given: Pylock, wanted: Iterable[str], own: Mapping[str, str],
         raise RecipeError(f"{path} does not fit the recipe", problems=problems)
 
 
+def index_of(package: Package) -> str:
+    """The index by name, where kitbuild wrote the file."""
+    ours = (package.tool or {}).get("kitbuild")
+    name = ours.get("index") if isinstance(ours, dict) else None
+    return name if isinstance(name, str) and re.fullmatch(PACKAGE, name) else "pylock"
+
+
 def addresses_of(pylock: Pylock) -> dict[str, str]:
     """Where its wheels are, by digest."""
     return {
@@ -123,6 +132,8 @@ def _entry(wheel: LockedWheel, address: str) -> Iterator[str]:
     yield from ("", "[[packages]]", f"name = {json.dumps(wheel.name)}", f"version = {json.dumps(wheel.version)}")
     fields = f"name = {json.dumps(wheel.file)}, {place} = {json.dumps(address)}, size = {wheel.size}"
     yield f'wheels = [{{ {fields}, hashes = {{ sha256 = "{wheel.sha256}" }} }}]'
+    if not wheel.built:
+        yield f"tool = {{ kitbuild = {{ index = {json.dumps(wheel.index)} }} }}"
 
 
 def _wrong(package: Package) -> Iterator[str]:

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from kitbuild.errors import ResolveError
 from kitbuild.lock.models import LockedWheel
 from kitbuild.lock.platform import Platform
+from kitbuild.lock.pylock import index_of
 from kitbuild.lock.resolver import Resolver
 from kitbuild.lock.sdists import build_sdists
 from kitbuild.lock.torch_builds import cuda_fits, torch_build, wrong_cuda
@@ -92,7 +93,9 @@ def given_wheels(
                     hint="as source there may be only what kitbuild builds repeatably, from the file that the index has",
                 )
     by_address = {url.rstrip("/"): name for name, url in indexes.items()}
-    names = {str(package.name): by_address.get(str(package.index).rstrip("/"), "pylock") for package, _ in chosen}
+    names = {
+        str(package.name): by_address.get(str(package.index).rstrip("/")) or index_of(package) for package, _ in chosen
+    }
     names |= {str(package.name): f"pytorch-{build}" for package, _ in chosen if (build := torch_build(package))}
     return _sorted(_lock(chosen, names, sources=sources, store=store, progress=progress), built)
 

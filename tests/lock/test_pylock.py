@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,11 +33,11 @@ from tests.lock.package_index import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from kitbuild.lock.models import Lock
     from tests.lock.package_index import PackageIndex
 
+ROOT = Path(__file__).parents[2]
 NOTHING: frozenset[str] = frozenset()
 
 
@@ -124,7 +126,9 @@ def test_written_and_taken(machine: Machine, tmp_path: Path) -> None:
     assert digests(found) == digests(lock)
     assert found.package_set.pylock is not None
     assert (found.package_set.pylock.path, found.package_set.pylock.size) == ("pylock.toml", len(text.encode()))
-    indexes = {wheel.name: wheel.index for wheel in found.wheels}
+    assert found.wheels == lock.wheels
+    other.folder("pylock.toml").write_text(re.sub("(?m)^tool = .*$", "", text))
+    indexes = {wheel.name: wheel.index for wheel in other.lock().wheels}
     assert (indexes["torch"], indexes["trl"]) == ("pytorch-cu129", "pylock")
     assert "127.0.0.1" not in found.to_bytes().decode()
 
@@ -207,6 +211,34 @@ def test_another_tool_takes_it(tmp_path: Path, index: PackageIndex) -> None:
     assert {path.name for path in target.glob("*.dist-info")} >= {
         f"{wheel.name.replace('-', '_')}-{wheel.version}.dist-info" for wheel in lock.wheels
     }
+
+
+def test_by_the_command_line(machine: Machine) -> None:
+    """`--pylock` and `--diff` together: the file is there, and what moved is told on stdout."""
+    machine.lock()
+    old = machine.folder("old.json")
+    machine.folder("recipe.lock.json").rename(old)
+    machine.write(seed=7)
+    command = [sys.executable, "-m", "kitbuild", "lock", str(machine.path), "--diff", str(old), "--pylock"]
+    done = subprocess.run(
+        [*command, str(machine.folder("pylock.toml"))],
+        env={**machine.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{machine.folder('recipe.lock.json')} written, ")
+    assert lines[1:-1] == [
+        "arguments in force:",
+        "  data_seed 42 (kitbuild) → 7 (kitbuild)",
+        "  seed 42 (kitbuild) → 7 (kitbuild)",
+        "recipe:",
+        "  seed 42 → 7",
+    ]
+    assert lines[-1] == f"wrote {machine.folder('pylock.toml')}"
+    assert machine.folder("pylock.toml").is_file()
 
 
 HEAD = 'lock-version = "1.0"\ncreated-by = "t"\n'

@@ -226,6 +226,22 @@ def test_versions_of_an_earlier_lock_stay(index: PackageIndex, store: Store, env
     assert versions(resolve({"top": "2.0"}, store, environ, preferences={"low": "1.0"}))["low"] == "2.0"
 
 
+def test_one_package_moves_and_nothing_else(index: PackageIndex, store: Store, environ: dict[str, str]) -> None:
+    """Without the preference of one name, that one is the newest, what it then needs follows, and the rest stays."""
+    for name in ("left", "right", "needed"):
+        index.wheel(name, "1.0", requires=("needed<2",) if name == "left" else ())
+    index.wheel("top", "1.0", requires=("left", "right", "needed"))
+    before = versions(resolve({"top": "1.0"}, store, environ))
+    for name in ("left", "right", "needed"):
+        index.wheel(name, "2.0", requires=("needed>=2",) if name == "left" else ())
+    environ["UV_CACHE_DIR"] += "-anew"
+    assert versions(resolve({"top": "1.0"}, store, environ, preferences=before)) == before
+    for name, moved in (("right", {"right"}), ("left", {"left", "needed"})):
+        kept = {other: version for other, version in before.items() if other != name}
+        after = versions(resolve({"top": "1.0"}, store, environ, preferences=kept))
+        assert {other for other in after if after[other] != before[other]} == moved
+
+
 def test_the_cpu_build_of_torch_comes_from_pips_find_links(
     index: PackageIndex, store: Store, environ: dict[str, str], tmp_path: Path
 ) -> None:
