@@ -12,7 +12,7 @@ from kitbuild.guest.selftest import ADVICE
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from kitbuild.guest.config import Kernel
+    from kitbuild.guest.config import Config, Kernel
     from kitbuild.guest.selftest import Selftest
 
 DENSE, VARLEN = "flash_attn_func", "flash_attn_varlen_func"
@@ -57,10 +57,7 @@ class Case:
         self.copies = 2 if self.dense else 1
         self.grad, *inputs = (self.values(shape[key]) for key in ("heads", "heads", "kv_heads", "kv_heads"))
         self.inputs = [item.requires_grad_() for item in inputs]
-        self.extra = {"deterministic": True} if test.config.strict and _takes(function, "deterministic") else {}
-        if test.config.strict and test.config.cuda and not self.extra:
-            text = f"kernel {kernel}: {name} offers no deterministic backward"
-            raise RecipeError(text, hint="another attention kernel, or determinism: record")
+        self.extra = extra(test.config, kernel, name, function)
 
     def values(self, heads: int) -> Any:
         """Random values in the model's type; on the CPU first, so that they are the same on each device."""
@@ -78,7 +75,9 @@ class Case:
         else:
             bounds = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=self.test.device)
             flat, longest = [item.flatten(0, 1) for item in inputs], max(self.lengths)
-            out = self.function(*flat, bounds, bounds, longest, longest, causal=True, **self.extra)
+            # By name, as transformers calls it: kernels order these differently.
+            named = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": longest, "max_seqlen_k": longest}
+            out = self.function(*flat, **named, causal=True, **self.extra)
         return (out[0] if isinstance(out, tuple) else out).reshape(self.grad.shape)
 
     def run(self) -> list[Any]:
@@ -126,6 +125,18 @@ class Case:
     def _sees(self, what: str) -> None:
         text = f"kernel {self.kernel} is wrong in {self.named}: documents see each other: {what}"
         raise RunError(text, hint=ADVICE)
+
+
+def extra(config: Config, kernel: Kernel, name: str, function: Any) -> dict[str, bool]:
+    """How strict asks for a deterministic backward; on a GPU a kernel that cannot be asked is refused (exit 2)."""
+    if not config.strict:
+        return {}
+    if _takes(function, "deterministic"):
+        return {"deterministic": True}
+    if config.cuda:
+        text = f"kernel {kernel}: {name} offers no deterministic backward"
+        raise RecipeError(text, hint="another attention kernel, or determinism: record")
+    return {}
 
 
 def _takes(function: Any, name: str) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RECORD = "or determinism: record"
 # bitsandbytes and torchao: https://github.com/huggingface/transformers/blob/main/src/transformers/trainer_optimizer.py
-_QUANTISED = re.compile(r"bnb|[48]bit|32bit|^paged_|^lion|^ademamix")
+QUANTISED = re.compile(r"bnb|[48]bit|32bit|^paged_|^lion|^ademamix")
 
 
 def strict(recipe: Recipe) -> Findings:
@@ -38,7 +38,7 @@ def strict(recipe: Recipe) -> Findings:
             ("train", "torch_compile_mode"), f"strict: {mode} chooses kernels by timing them", "write default"
         )
     optimizer = train.get("optim")
-    if isinstance(optimizer, str) and _QUANTISED.search(optimizer):
+    if isinstance(optimizer, str) and QUANTISED.search(optimizer):
         yield Finding(
             ("train", "optim"),
             f"strict: {optimizer} has quantised states or kernels without a deterministic mode",

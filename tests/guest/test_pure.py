@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from kitbuild.errors import LockError, RecipeError, RunError, StoppedError, Veri
 from kitbuild.guest import determinism, failures, launch, manifest, preflight, record, settings
 from kitbuild.guest.config import Config
 from kitbuild.guest.verify import Verification
+from kitbuild.recipe import strictness
 from tests.guest.root import relist
 
 if TYPE_CHECKING:
@@ -191,6 +193,52 @@ def test_strict_refuses_by_name(build: Callable[..., Root]) -> None:
         determinism.refuse(Config.read(build(train=train).environ))
     assert [problem.key for problem in caught.value.problems] == ["train.auto_find_batch_size", "train.optim"]
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("loader", "refused"),
+    [
+        ({"num_workers": 0, "worker_init_fn": None}, False),
+        ({"num_workers": 2, "worker_init_fn": print, "in_order": True}, False),
+        ({"num_workers": 2, "worker_init_fn": None, "in_order": True}, True),
+        ({"num_workers": 2, "worker_init_fn": print, "in_order": False}, True),
+    ],
+)
+def test_workers_need_seeds_and_order(build: Callable[..., Root], loader: dict[str, Any], refused: bool) -> None:  # noqa: FBT001 - a case
+    """Strict refuses data workers that have no seeds or hand over batches as they finish; record takes them."""
+    given = SimpleNamespace(**loader)
+    if refused:
+        with pytest.raises(RecipeError, match="the data loader's workers have no seed or no order"):
+            determinism.check_workers(Config.read(build().environ), given)
+    else:
+        determinism.check_workers(Config.read(build().environ), given)
+
+
+def test_record_takes_any_workers(build: Callable[..., Root]) -> None:
+    """Under record nobody asks."""
+    config = Config.read(build(determinism="record").environ)
+    determinism.check_workers(config, SimpleNamespace(num_workers=2, worker_init_fn=None))
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adamw_bnb_8bit", "adamw_8bit", "paged_adamw_32bit", "lion_32bit", "adamw_torch_4bit", "ademamix"]
+)
+def test_quantised_optimizers(build: Callable[..., Root], optimizer: str) -> None:
+    """Strict refuses each optimizer of bitsandbytes and torchao, and takes PyTorch's own."""
+    config = Config.read(build(train={"optim": optimizer, "max_steps": 1}).environ)
+    assert [problem.key for problem in determinism.refusals(config)] == ["train.optim"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_torch", "sgd", "adafactor"])
+def test_other_optimizers(build: Callable[..., Root], optimizer: str) -> None:
+    """What PyTorch and Transformers have themselves is taken."""
+    config = Config.read(build(train={"optim": optimizer, "max_steps": 1}).environ)
+    assert list(determinism.refusals(config)) == []
+
+
+def test_guest_and_recipe_refuse_the_same_optimizers() -> None:
+    """One pattern, in the guest for locks of any origin and in the recipe's rules for a located message."""
+    assert settings.QUANTISED.pattern == strictness.QUANTISED.pattern
 
 
 def test_record_refuses_nothing(build: Callable[..., Root]) -> None:

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kitbuild.errors import RecipeError
+from kitbuild.guest.config import Config
+from kitbuild.guest.selftest_attention import extra
 from tests.guest.root import ATTENTION, LAYERS, recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.guest.conftest import Guest
+    from tests.guest.root import Root
 
 pytestmark = pytest.mark.train
 PLAIN: dict[str, Any] = {"kernels": {"attention": "sdpa", "layers": {}}}
@@ -48,6 +54,28 @@ def test_broken_attention(guest: Guest, source: str, text: str) -> None:
     assert run.exit["message"][: len(started)] == started
     assert run.exit["hint"].startswith(ADVICE)
     assert f"error: kernel {ATTENTION} @ aaaaaaa" in run.terminal
+
+
+@pytest.mark.parametrize("mode", ["strict", "record"])
+def test_no_deterministic_backward(build: Callable[..., Root], mode: str) -> None:
+    """On a GPU, strict asks for the deterministic backward, and refuses by name a kernel that cannot be asked."""
+    config = Config.read(build(image={"cuda": "12.9"}, determinism=mode).environ)
+    kernel = config.kernels[0]
+
+    def able(deterministic: bool = False) -> None: ...  # noqa: FBT001, FBT002 - as kernels have it
+
+    def unable() -> None: ...
+
+    if mode == "record":
+        assert extra(config, kernel, "flash_attn_func", unable) == {}
+        return
+    assert extra(config, kernel, "flash_attn_func", able) == {"deterministic": True}
+    with pytest.raises(RecipeError) as caught:
+        extra(config, kernel, "flash_attn_func", unable)
+    assert f"{caught.value} ({caught.value.hint})" == (
+        f"kernel {ATTENTION} @ aaaaaaa, variant torch-cpu: flash_attn_func offers no deterministic backward"
+        " (another attention kernel, or determinism: record)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -152,16 +152,26 @@ def test_two_processes_see_the_batches_of_one(guest: Guest) -> None:
     assert all("ranks" not in line for line in one.metrics)
 
 
-def test_flipped_byte_trains_nothing(guest: Guest) -> None:
-    """One wrong byte in a model file is exit 7, names the file, and nothing is trained."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        "inputs/model/model.safetensors",
+        "inputs/data/0/chats.jsonl",
+        "kit/lock.json",
+        f"kit/kernels/kernels--kernels-community--flash-attn2/snapshots/{ATTENTION_COMMIT}/build/torch-cpu/flash_attn.py",
+    ],
+    ids=["model", "data", "lock", "kernel"],
+)
+def test_flipped_byte_trains_nothing(guest: Guest, name: str) -> None:
+    """One wrong byte in a locked file is exit 7, names the file, and nothing is trained."""
     tree = guest.build(model={"path": "model", "dtype": "bfloat16"})
-    path = tree.path / "inputs/model/model.safetensors"
+    path = tree.path / name
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     run = guest.run()
     assert (run.rc, run.metrics, (run.out / "model").exists()) == (7, [], False)
-    assert [problem["file"] for problem in run.exit["problems"]] == ["/inputs/model/model.safetensors"]
+    assert [problem["file"] for problem in run.exit["problems"]] == [f"/{name}"]
 
 
 def test_signal_to_the_entry_process(guest: Guest) -> None:
