@@ -116,6 +116,11 @@ class Launch:
         """Processes in all."""
         return self.nodes * self.processes_per_node
 
+    @property
+    def stage(self) -> int:
+        """ZeRO's stage in force; 0 without DeepSpeed."""
+        return (self.zero_stage or 2) if self.strategy == "deepspeed" else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.guest import data
+from kitbuild.guest import data, launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +33,22 @@ def untouched(model: Any) -> Iterator[None]:
             torch.cuda.set_rng_state_all(states[1])
 
 
+@contextmanager
+def whole(trainer: Any) -> Iterator[None]:
+    """Before training nothing is sharded yet, though the libraries take ZeRO-3 for in force since it was configured."""
+    config = getattr(trainer.args, "hf_deepspeed_config", None)
+    if config is None:
+        yield
+        return
+    from transformers.integrations import deepspeed
+
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed.set_hf_deepspeed_config(config)
+
+
 class Evaluation:
     """The held-out rows, prepared once and measured twice; ranks share the batches."""
 
@@ -44,6 +60,7 @@ class Evaluation:
         self._rows = rows.select(range(min(given["examples"], len(rows))))
         self._batch, self._limit = given.get("batch", 25), given["max_new_tokens"]
         self._trainer, self._tokenizer, self._say = trainer, tokenizer, say
+        self._sharded = launch.sharded(config)
 
     def measure(self, when: str) -> dict[str, Any]:
         """`loss` (exact), `exact_match`, `examples`, and the first answers, `shown`."""
@@ -52,9 +69,11 @@ class Evaluation:
         accelerator = self._trainer.accelerator
         model = accelerator.unwrap_model(self._trainer.model)
         rank, world = accelerator.process_index, accelerator.num_processes
+        if self._sharded and when == "after":
+            rank, world = 0, 1  # A forward pass needs every rank: all measure everything, in step.
         starts = list(range(0, len(self._rows), self._batch))
         mine = []
-        with untouched(model):
+        with untouched(model), whole(self._trainer) if when == "before" else nullcontext():
             prepared = self._prepared()
             for index in range(rank, len(starts), world):
                 rows = self._rows.select(range(starts[index], min(starts[index] + self._batch, len(self._rows))))

@@ -33,42 +33,44 @@ SHUTDOWN_SECONDS = 15
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def mixed_precision(config: Config) -> str:
-    """What Accelerate is told; weights in bfloat16 train under bfloat16 autocast, as TRL does."""
-    return "bf16" if config.recipe["model"]["dtype"] == "bfloat16" else "no"
+def environment(config: Config) -> dict[str, str]:
+    """What `accelerate launch` would set for the line that `command` shows; from the lock."""
+    return dict(config.raw["launch"]["environment"])
 
 
-def accelerate_environment(config: Config) -> dict[str, str]:
-    """What `accelerate launch` would set for the line that `command` shows."""
-    wanted = {"ACCELERATE_MIXED_PRECISION": mixed_precision(config), "ACCELERATE_DYNAMO_BACKEND": "no"}
-    return wanted if config.cuda else {**wanted, "ACCELERATE_USE_CPU": "true"}
+def sharded(config: Config) -> bool:
+    """Whether no rank holds the whole model, so that each forward pass needs all of them."""
+    return config.launch.strategy == "fsdp" or config.launch.stage == 3  # noqa: PLR2004 - ZeRO's own name
 
 
 def command(config: Config) -> str:
-    """The equal `accelerate launch` line."""
+    """The equal launcher line: Accelerate's, or torchrun's where Accelerate would silently start one process."""
     launch = config.launch
+    worker = ["-m", "kitbuild.guest", "worker"]
+    if not config.cuda and launch.world_size > 1:
+        variables = [f"{name}={value}" for name, value in sorted(environment(config).items())]
+        parts: list[Any] = [*variables, "torchrun", "--nnodes", launch.nodes]
+        parts += ["--nproc-per-node", launch.processes_per_node]
+        parts += ["--node-rank", "$NODE_RANK", *_address("--master-addr", "--master-port")] if launch.nodes > 1 else []
+        return _line([*parts, *worker])
     parts = ["accelerate", "launch", "--num_machines", launch.nodes, "--num_processes", launch.world_size]
     parts += ["--num_cpu_threads_per_process", launch.threads_per_process]
-    parts += ["--mixed_precision", mixed_precision(config), "--dynamo_backend", "no"]
-    parts += [] if config.cuda else ["--cpu"]
+    parts += ["--mixed_precision", environment(config)["ACCELERATE_MIXED_PRECISION"], "--dynamo_backend", "no"]
+    parts += [] if config.cuda or launch.strategy == "deepspeed" else ["--cpu"]
     parts += ["--multi_gpu"] if config.cuda and launch.world_size > 1 and launch.strategy == "ddp" else []
-    if launch.strategy == "deepspeed":
-        parts += ["--use_deepspeed", "--zero_stage", launch.zero_stage or 2]
-    if launch.strategy == "fsdp":
-        parts += ["--use_fsdp", "--fsdp_version", 2]
+    parts += ["--use_deepspeed", "--zero_stage", launch.stage] if launch.strategy == "deepspeed" else []
+    parts += ["--use_fsdp", "--fsdp_version", 2] if launch.strategy == "fsdp" else []
     if launch.nodes > 1:
-        parts += [
-            "--machine_rank",
-            "$NODE_RANK",
-            "--main_process_ip",
-            "$MASTER_ADDR",
-            "--main_process_port",
-            "$MASTER_PORT",
-        ]
-    return " ".join(
-        str(part) if str(part).startswith("$") else shlex.quote(str(part))
-        for part in [*parts, "-m", "kitbuild.guest", "worker"]
-    )
+        parts += ["--machine_rank", "$NODE_RANK", *_address("--main_process_ip", "--main_process_port")]
+    return _line([*parts, *worker])
+
+
+def _address(address: str, port: str) -> list[str]:
+    return [address, "$MASTER_ADDR", port, "$MASTER_PORT"]
+
+
+def _line(parts: list[Any]) -> str:
+    return " ".join(str(part) if str(part).startswith("$") else shlex.quote(str(part)) for part in parts)
 
 
 class Stop:
@@ -108,8 +110,10 @@ class Stop:
 
 def import_libraries(config: Config) -> None:
     """All that a worker needs, once."""
+    os.environ.update(environment(config))  # DeepSpeed reads it when it is imported.
     wanted = ["datasets", "torch.distributed.launcher.api", "kitbuild.guest.train"]
     wanted += ["kernels"] if config.kernels else []
+    wanted += ["deepspeed"] if config.launch.strategy == "deepspeed" else []
     wanted += ["peft"] if config.recipe.get("lora") else []
     wanted += ["liger_kernel.transformers"] if config.recipe.get("liger") else []
     # Nothing of a library is garbage: looking for it while importing costs a tenth of the time, and after it a copy
@@ -140,7 +144,6 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
     logs = scratch / "elastic"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
-    os.environ.update(accelerate_environment(config))
     # Ours are the signals that mean stop; the agent would kill the workers.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     wanted = {

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from kitbuild.errors import RunError
-from kitbuild.guest import kernels, record, selftest_attention, selftest_model, usage
+from kitbuild.guest import kernels, launch, record, selftest_attention, selftest_model, usage
 from kitbuild.guest.selftest import KEPT, Selftest
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def load(config: Config, calls: Counter[str]) -> tuple[Any, Any, Any]:
     else:
         # On the CPU whatever trains: the same first weights on every device.
         model = transformers.AutoModelForCausalLM.from_config(settings, **chosen)
-    if config.cuda:
+    if config.cuda and _resident(config):
         model = model.to("cuda")
     usage.count_attention(model, calls)
     model.train()
@@ -73,20 +73,47 @@ def selftest(test: Selftest, settings: Any, module: ModuleType | None) -> None:
         selftest_model.attention_path(test, model)
 
 
+def _resident(config: Config) -> bool:
+    """Whether the whole model goes to each GPU now; one that will be sharded need not fit there."""
+    return not launch.sharded(config) or config.evaluate is not None or any(item.layers for item in config.kernels)
+
+
 def save(config: Config, trainer: Any, tokenizer: Any, *, first: bool) -> None:
-    """Full weights as safetensors; an adapter is kept beside the merged model."""
+    """Full weights as safetensors, the same layout under each strategy; an adapter is kept beside the merged model."""
     folder = config.places.out / "model"
-    if config.launch.strategy != "ddp":
-        trainer.save_model(str(folder))
-    elif first:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        if config.recipe.get("lora"):
-            model.save_pretrained(str(config.places.out / "adapter"))
-            model = model.merge_and_unload()
-        # The kernel is named in the archive; a model folder must load where the kernel is not.
-        model.config._attn_implementation_internal = None  # noqa: SLF001
-        model.save_pretrained(str(folder))
-        tokenizer.save_pretrained(str(folder))
+    sharded = launch.sharded(config)
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None  # each rank takes part
+    if not first:
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if state is not None:
+        model = _whole(model, state)
+    if config.recipe.get("lora"):
+        model.save_pretrained(str(config.places.out / "adapter"))
+        model = model.merge_and_unload()
+    # The kernel is named in the archive; a model folder must load where the kernel is not.
+    model.config._attn_implementation_internal = None  # noqa: SLF001
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+
+
+def _whole(sharded: Any, state: dict[str, Any]) -> Any:
+    """A model of its own with the gathered weights; training is over."""
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()  # Else this one would be sharded too.
+    adapted = getattr(sharded, "peft_config", None)
+    inner = sharded.get_base_model() if adapted else sharded
+    config, dtype = inner.config, next(iter(state.values())).dtype
+    config._attn_implementation_internal = "eager"  # noqa: SLF001 - it is not run
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if adapted:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, next(iter(adapted.values())), autocast_adapter_dtype=False)
+    model.load_state_dict(state)
+    model.tie_weights()
+    return model
 
 
 def attention_of(model: Any) -> str:

@@ -104,6 +104,10 @@ class Worker:
         trainer = self.trainer(tokenizer, model)
         self.seconds["data"] = time.perf_counter() - clock
         proven = strategy.proven(config, trainer, rank=self.rank)
+        uneven = strategy.uneven(config, len(trainer.train_dataset))
+        if uneven and self.rank == 0:
+            self.terminal.say(uneven)
+        trainer.add_callback(strategy.Proof(config, trainer, proven))
         determinism.check(config, when="while the trainer was set up")
         self.compare(None)
         return self.train(trainer, tokenizer, proven, replaced)
@@ -135,6 +139,9 @@ class Worker:
             recorder=recorder, tracked=bool(config.recipe.get("track")), model=model, args=args,
             train_dataset=rows, processing_class=tokenizer, peft_config=peft,
         )  # fmt: skip
+        if not len(trainer.train_dataset):
+            text = f"none of the {len(rows)} rows has a token to learn from within max_length"
+            raise RunError(text, hint="raise train.max_length, or look at what assistant_only_loss masks")
         trainer.add_callback(self.begin)
         return trainer
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import Problem, RecipeError
+from kitbuild.lock import launcher
 from kitbuild.lock.models import Argument
 
 if TYPE_CHECKING:
@@ -47,25 +48,8 @@ def _save_strategy(recipe: Recipe) -> str:
     return "steps" if "save_steps" in recipe.train else "no"
 
 
-def _deepspeed(recipe: Recipe) -> Any:
-    if recipe.launch.strategy != "deepspeed":
-        return LEAVE
-    stage = recipe.launch.zero_stage or 2
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False}
-    if stage == 3:  # noqa: PLR2004 - ZeRO's own name
-        zero["stage3_gather_16bit_weights_on_model_save"] = True
-    return {
-        "zero_optimization": zero,
-        "bf16": {"enabled": recipe.model.dtype == "bfloat16"},
-        "train_batch_size": recipe.batch.global_,
-        "train_micro_batch_size_per_gpu": recipe.batch.micro,
-        "gradient_accumulation_steps": recipe.accumulation,
-        "gradient_clipping": "auto",
-    }
-
-
-def _fsdp(value: Any) -> Callable[[Recipe], Any]:
-    return lambda recipe: value if recipe.launch.strategy == "fsdp" else LEAVE
+def _or_leave(value: Any) -> Any:
+    return LEAVE if value is None else value
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -110,9 +94,20 @@ SETTINGS: Mapping[str, Setting] = {
         reason="every parameter takes part; the library's choice depends on the model's class",
         yields=True,
     ),
-    "deepspeed": Setting(value=_deepspeed, reason="launch.strategy; overlapped communication has no fixed order"),
-    "fsdp": Setting(value=_fsdp("full_shard auto_wrap"), reason="launch.strategy"),
-    "fsdp_config": Setting(value=_fsdp({"version": 2}), reason="launch.strategy"),
+    "deepspeed": Setting(
+        value=lambda r: _or_leave(launcher.deepspeed(r)),
+        reason="launch.strategy; overlapped communication has no fixed order",
+    ),
+    "fsdp": Setting(value=lambda r: r.launch.strategy == "fsdp" or LEAVE, reason="launch.strategy"),
+    "fsdp_config": Setting(value=lambda r: _or_leave(launcher.fsdp(r)), reason="launch.fsdp"),
+    "accelerator_config": Setting(
+        value=lambda r: _or_leave(launcher.accelerator(r)), reason="DeepSpeed on a CPU would run each process alone"
+    ),
+    "max_grad_norm": Setting(
+        value=lambda r: launcher.MAX_GRAD_NORM if r.launch.strategy == "deepspeed" else LEAVE,
+        reason="DeepSpeed clips by its own configuration, which has the same value",
+        yields=True,
+    ),
     "save_strategy": Setting(
         value=_save_strategy, reason="checkpoints on request (save_steps), and when a run is stopped", yields=True
     ),

@@ -18,6 +18,7 @@ from kitbuild.lock.files import maker
 from kitbuild.lock.hub import Hub
 from kitbuild.lock.kernel_variants import System
 from kitbuild.lock.kernels import lock_kernels
+from kitbuild.lock.launcher import launch
 from kitbuild.lock.models import LOCK_VERSION, Defaults, Lock, LockedModel, LockedWheel, MetAdvisory, PackageSet
 from kitbuild.lock.pins import pins_of
 from kitbuild.lock.pylock import given_pylock
@@ -152,17 +153,6 @@ def _wheels(
     if given is None:
         return asked(requirements(recipe, target), preferences=preferences)
     return asked(given)
-
-
-def launch(recipe: Recipe) -> dict[str, Any]:
-    """The launcher's configuration, nothing left to be decided when it starts."""
-    return {
-        **recipe.launch.model_dump(mode="json"),
-        "world_size": recipe.launch.world_size,
-        "accumulation": recipe.accumulation,
-        "backend": "gloo" if recipe.image.target == "cpu" else "nccl",
-        "use_cpu": recipe.image.target == "cpu",
-    }
 
 
 def system_of(recipe: Recipe, wheels: tuple[LockedWheel, ...], *, architecture: str, cuda: str | None) -> System:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from kitbuild.errors import RecipeError
 from kitbuild.lock.arguments import resolve_arguments
-from kitbuild.lock.resolve import as_locked, launch
+from kitbuild.lock.launcher import launch
+from kitbuild.lock.resolve import as_locked
 
 if TYPE_CHECKING:
     from kitbuild.lock.models import Lock, LockedDataset, LockedKernel

@@ -27,12 +27,15 @@ from kitbuild.recipe.kinds import (
     power_of_two,
     without_password,
 )
+from kitbuild.recipe.launch import DeepSpeed, Fsdp, Launch
 
 __all__ = [
     "Batch",
     "Dataset",
+    "DeepSpeed",
     "Determinism",
     "Evaluate",
+    "Fsdp",
     "Image",
     "KernelReference",
     "Kernels",
@@ -202,29 +205,6 @@ class Batch(Closed):
 
     global_: Annotated[int, Field(ge=1, alias="global", description="examples an optimizer step, over all processes")]
     micro: Annotated[int, Field(ge=1, description="examples per process at once; accumulation follows")]
-
-
-class Launch(Closed):
-    """Processes and how they share the model."""
-
-    nodes: Annotated[int, Field(ge=1, le=1024, description="machines")] = 1
-    processes_per_node: Annotated[int, Field(ge=1, le=64, description="processes, so GPUs, on each machine")] = 1
-    threads_per_process: Annotated[
-        int, Field(ge=1, le=512, description="CPU threads of a process; on a CPU they change the bits")
-    ] = 1
-    strategy: Annotated[Literal["ddp", "deepspeed", "fsdp"], Field(description="how processes share the model")] = "ddp"
-    zero_stage: Annotated[Literal[1, 2, 3] | None, Field(description="ZeRO stage, with deepspeed only")] = None
-
-    @model_validator(mode="after")
-    def _options(self) -> Self:
-        if self.zero_stage is not None and self.strategy != "deepspeed":
-            raise RefusedError("`zero_stage` goes with `strategy: deepspeed` only")
-        return self
-
-    @property
-    def world_size(self) -> int:
-        """Processes in all."""
-        return self.nodes * self.processes_per_node
 
 
 class Determinism(Closed):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kitbuild.recipe.findings import Finding, Findings
 from kitbuild.recipe.kinds import WHEEL_ATTENTION
+from kitbuild.recipe.launch_rules import LAUNCH_RULES
 from kitbuild.recipe.strictness import strict
 from kitbuild.recipe.trust import remote_code
 from kitbuild.recipe.virtual_ranks import virtual_ranks
@@ -41,17 +42,6 @@ _OPTIMIZER_PACKAGES = (
     ("adamw_bnb", "bitsandbytes"),
     ("adamw_8bit", "bitsandbytes"),
 )
-
-
-def batch_divides(recipe: Recipe) -> Findings:
-    """Accumulation is a whole number."""
-    batch, world = recipe.batch, recipe.launch.world_size
-    if batch.global_ % (batch.micro * world):
-        yield Finding(
-            ("batch", "global"),
-            f"{batch.global_} is not a multiple of micro {batch.micro} times {world} process{'es' if world > 1 else ''}",
-            f"write {-(-batch.global_ // (batch.micro * world)) * batch.micro * world}, say",
-        )
 
 
 def mixture_weights(recipe: Recipe) -> Findings:
@@ -194,7 +184,7 @@ def _has_package(recipe: Recipe, name: str) -> bool:
 
 Rule = tuple[tuple[str, ...], Callable[["Recipe"], Findings]]
 RULES: tuple[Rule, ...] = (
-    (("batch", "launch"), batch_divides),
+    *LAUNCH_RULES,
     (("dataset",), mixture_weights),
     (("liger", "kernels"), nothing_patched_twice),
     (("liger", "train"), liger_loss),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -96,15 +97,35 @@ def train_python() -> str:
 
 
 @pytest.fixture(scope="session")
+def deepspeed_python() -> str:
+    """Likewise, with DeepSpeed: of the lock of recipes/tiny-deepspeed-cpu.yaml."""
+    found = os.environ.get("KITBUILD_DEEPSPEED_PYTHON")
+    assert found, "set KITBUILD_DEEPSPEED_PYTHON to a python that has the locked training set with DeepSpeed"
+    return found
+
+
+@pytest.fixture(scope="session")
 def zygote(train_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
-    folder = tmp_path_factory.mktemp("guest")
+    with started(train_python, tmp_path_factory.mktemp("guest")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def deepspeed_zygote(deepspeed_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
+    folder = tmp_path_factory.mktemp("deepspeed")
+    with started(deepspeed_python, folder, "deepspeed", DS_ACCELERATOR="cpu") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def started(python: str, folder: Path, *modules: str, **variables: str) -> Iterator[Guest]:
     cache = folder / "cache"
     environ = {
         "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "KERNELS_CACHE": str(folder / "root/kit/kernels"),
         "HF_HOME": str(cache / "kit/hf"), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1", **variables,
     }  # fmt: skip
-    command = [train_python, str(Path(__file__).parent / "zygote.py"), str(REPOSITORY), json.dumps(environ)]
+    command = [python, str(Path(__file__).parent / "zygote.py"), str(REPOSITORY), json.dumps(environ), *modules]
     with (folder / "zygote.log").open("w") as log:
         process = subprocess.Popen(
             command,
@@ -121,6 +142,12 @@ def zygote(train_python: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         process.stdin.close()
         process.wait(timeout=60)
         process.stdout.close()
+
+
+@pytest.fixture
+def zero(deepspeed_zygote: Guest) -> Guest:
+    """A guest that has DeepSpeed."""
+    return deepspeed_zygote
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kitbuild.lock import launcher
 from kitbuild.lock.arguments import LEAVE, SETTINGS
 from kitbuild.lock.models import (
     Argument,
@@ -117,7 +118,7 @@ def lock_of(
         ),
         datasets=tuple(dataset(name, item.weight) for name, item in zip(names, given.dataset, strict=True)),
         evaluate=dataset("evaluate") if given.evaluate else None,
-        kernels=kernels, defaults=defaults, launch={}, recipe=given.model_dump(mode="json", by_alias=True, exclude={"name"}), advisories=(),
+        kernels=kernels, defaults=defaults, launch=launcher.launch(given), recipe=given.model_dump(mode="json", by_alias=True, exclude={"name"}), advisories=(),
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -266,18 +265,6 @@ def test_preflight_memory(build: Callable[..., Root], monkeypatch: pytest.Monkey
         preflight.check(config, {})
 
 
-def test_preflight_memory_of_virtual_ranks(build: Callable[..., Root], tmp_path: Path) -> None:
-    """Each level of the tree inside a process is one more copy of the gradients; with N processes there is none."""
-    given: dict[str, Any] = {"batch": {"global": 4, "micro": 1}, "determinism": {"virtual_ranks": 4}}
-    plain = preflight.memory_estimate(Config.read(build().environ))
-    estimates = []
-    for processes in (1, 2, 4):
-        shutil.rmtree(tmp_path)
-        root = build(**given, launch={"processes_per_node": processes})
-        estimates.append(preflight.memory_estimate(Config.read(root.environ)) / processes)
-    assert [estimate / plain for estimate in estimates] == [6 / 4, 5 / 4, 1]
-
-
 def test_preflight_nodes(build: Callable[..., Root]) -> None:
     """Several nodes need to be told where the first is."""
     config = Config.read(build(launch={"nodes": 2}, **PLAIN).environ)
@@ -292,13 +279,44 @@ def test_fsdp_on_a_cpu_is_refused(build: Callable[..., Root]) -> None:
         preflight.check(config, {})
 
 
-def test_accelerate_line(build: Callable[..., Root]) -> None:
-    """The printed line is the launch, word for word."""
-    config = Config.read(build(launch={"processes_per_node": 2, "threads_per_process": 3}, **PLAIN).environ)
-    assert launch.command(config) == (
-        "accelerate launch --num_machines 1 --num_processes 2 --num_cpu_threads_per_process 3"
-        " --mixed_precision no --dynamo_backend no --cpu -m kitbuild.guest worker"
-    )
+CPU = "ACCELERATE_DYNAMO_BACKEND=no ACCELERATE_MIXED_PRECISION=no"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"launch": {"threads_per_process": 3}},
+            (
+                "accelerate launch --num_machines 1 --num_processes 1 --num_cpu_threads_per_process 3"
+                " --mixed_precision no --dynamo_backend no --cpu"
+            ),
+        ),
+        (
+            {"launch": {"processes_per_node": 2}},
+            f"{CPU} ACCELERATE_USE_CPU=true torchrun --nnodes 1 --nproc-per-node 2",
+        ),
+        (
+            {"launch": {"nodes": 2, "processes_per_node": 2, "strategy": "deepspeed"}},
+            (
+                f"{CPU} DS_ACCELERATOR=cpu torchrun --nnodes 2 --nproc-per-node 2"
+                " --node-rank $NODE_RANK --master-addr $MASTER_ADDR --master-port $MASTER_PORT"
+            ),
+        ),
+        (
+            {"image": {"cuda": "12.9"}, "launch": {"nodes": 2, "strategy": "deepspeed", "zero_stage": 3}},
+            (
+                "accelerate launch --num_machines 2 --num_processes 2 --num_cpu_threads_per_process 1"
+                " --mixed_precision no --dynamo_backend no --use_deepspeed --zero_stage 3"
+                " --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+            ),
+        ),
+    ],
+)
+def test_launcher_line(build: Callable[..., Root], changes: dict[str, Any], expected: str) -> None:
+    """The printed line is the launch: Accelerate's, or torchrun's where Accelerate would start one process only."""
+    config = Config.read(build(**PLAIN, **changes).environ)
+    assert f"{expected} -m kitbuild.guest worker" == launch.command(config)
 
 
 def test_first_error_wins(tmp_path: Path) -> None:

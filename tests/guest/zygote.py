@@ -9,7 +9,8 @@ A line is a job: {"environ", "argv", "log"} and what is to happen to it:
 - `limit_after`: [step, bytes]: from that step on no file grows beyond that many bytes, as on a full disk;
 - `full`: a file of the run directory that cannot be written;
 - `other_weights`: the second process has other weights when it is looked at whether all are equal;
-- `out_of_memory`: more than there is is asked for.
+- `out_of_memory`: more than there is is asked for;
+- `lie`: a function of `lies.py` is called first.
 
 Answers: {"pid"}, then {"rc"}.
 """
@@ -102,13 +103,24 @@ def guest(job: dict[str, Any]) -> int:
     from kitbuild.guest import entry  # noqa: PLC0415 - after the fork
 
     injure(job)
+    if job.get("lie"):
+        from tests.guest import lies  # noqa: PLC0415
+
+        getattr(lies, str(job["lie"]))()
     return entry.main(job["argv"])
 
 
 def main() -> None:
     sys.path.insert(0, sys.argv[1])
     os.environ.update(json.loads(sys.argv[2]))
-    for name in ("datasets", "kernels", "peft", "torch.distributed.launcher.api", "kitbuild.guest.train"):
+    for name in (
+        "datasets",
+        "kernels",
+        "peft",
+        "torch.distributed.launcher.api",
+        "kitbuild.guest.train",
+        *sys.argv[3:],
+    ):
         importlib.import_module(name)
     for line in sys.stdin:
         job = json.loads(line)

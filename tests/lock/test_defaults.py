@@ -196,7 +196,9 @@ def test_every_argument_has_a_value_and_an_origin() -> None:
             {"ddp_backend": "nccl", "gradient_accumulation_steps": 2},
         ),
         ({"launch": {"processes_per_node": 2}}, {"ddp_backend": "gloo"}),
-        ({"launch": {"strategy": "fsdp"}}, {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}}),
+        ({"launch": {"strategy": "fsdp"}}, {"fsdp": True}),
+        ({"launch": {"strategy": "deepspeed"}}, {"max_grad_norm": 1.0, "fsdp": None}),
+        ({"launch": {"strategy": "deepspeed"}, "train": {"max_grad_norm": 0.5}}, {"max_grad_norm": None}),
         ({"evaluate": {"dataset": {"path": "e.jsonl"}, "batch": 5}}, {"per_device_eval_batch_size": 5}),
         (
             {"liger": {"rope": True}},
