@@ -5,7 +5,7 @@ Part of step 2; no network: `kitbuild check` asks with the tested versions, `loc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -114,9 +114,8 @@ def _lookup(fields: Mapping[str, Any], key: str) -> Any:
 def _equals(value: Any, wanted: Any) -> bool:
     if wanted == "*":
         return value is not None
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return value in wanted
-    return bool(value == wanted)
+    values = value if isinstance(value, list) else [value]
+    return any(item in wanted if isinstance(wanted, list) else item == wanted for item in values)
 
 
 def _grouped(config: Mapping[str, Any]) -> bool:

@@ -42,8 +42,8 @@ def weight_files(names: Collection[str], read: Callable[[str], bytes], *, name: 
     return (first, *shards)
 
 
-def foreign_code(name: str, data: bytes) -> Iterator[tuple[str, str]]:
-    """(class, repository) of each `auto_map` entry that takes its code from a repository: `org/repo--module.Class`."""
+def code_of(name: str, data: bytes) -> Iterator[tuple[str, str | None, str]]:
+    """(where, repository, file) of each class in `auto_map`: `module.Class`, or of another place `org/repo--module.Class`."""
     try:
         loaded = json.loads(data)
     except ValueError:
@@ -51,8 +51,9 @@ def foreign_code(name: str, data: bytes) -> Iterator[tuple[str, str]]:
     auto_map = loaded.get("auto_map") if isinstance(loaded, dict) else None
     for key, value in sorted(auto_map.items()) if isinstance(auto_map, dict) else ():
         for reference in value if isinstance(value, list) else [value]:
-            if isinstance(reference, str) and "--" in reference:
-                yield f"{name}: {key}", reference.partition("--")[0]
+            if isinstance(reference, str):
+                repo, _, inside = reference.rpartition("--")
+                yield f"{name}: {key}", repo or None, f"{inside.partition('.')[0]}.py"
 
 
 def _json(path: str, read: Callable[[str], bytes], *, name: str) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from kitbuild.errors import Problem, RecipeError, ResolveError
-from kitbuild.lock.checkpoint import foreign_code, weight_files
+from kitbuild.lock.checkpoint import code_of, weight_files
 from kitbuild.lock.models import LockedDataset, LockedFile, LockedModel, LockedTree
 from kitbuild.lock.rows import check_rows
 from kitbuild.lock.splits import FORMATS, config_names, split_files
@@ -61,7 +61,7 @@ class Trees:
             )
         for key, tree in (("model", weights), ("model.tokenizer", tokenizer)):
             if tree is not None and model.trust_remote_code:
-                self._refuse_foreign_code(tree, key=key)
+                self._check_code(tree, key=key)
         template = None
         if model.chat_template is not None:
             template = self._file(self._folder / model.chat_template, model.chat_template, key="model.chat_template")
@@ -101,20 +101,28 @@ class Trees:
         else:
             check_rows([(place / name, f"{path.rstrip('/')}/{name}") for name in data_files], key=key)
 
-    def _refuse_foreign_code(self, tree: LockedTree, *, key: str) -> None:
+    def _check_code(self, tree: LockedTree, *, key: str) -> None:
         """From the Hub, when it loads, transformers would take such code at a branch, whatever the model's commit."""
-        found = [
-            (where, repo)
+        names = {file.path for file in tree.files}
+        code = [
+            item
             for file in tree.files
             if file.path in {"config.json", "tokenizer_config.json"}
-            for where, repo in foreign_code(file.path, self._store.path(file.sha256).read_bytes())
+            for item in code_of(file.path, self._store.path(file.sha256).read_bytes())
         ]
-        if found:
+        foreign = [f"{repo} ({where})" for where, repo, _ in code if repo is not None]
+        if foreign:
             raise _recipe_error(
                 key,
-                f"{tree.repo or tree.path} takes code from another place: "
-                + ", ".join(f"{repo} ({where})" for where, repo in found),
+                f"{tree.repo or tree.path} takes code from another place: {', '.join(foreign)}",
                 "copy that code into the model's folder, take what stands before `--` out of auto_map, and use model.path",
+            )
+        missing = [f"{file} ({where})" for where, _, file in code if file not in names]
+        if missing:
+            raise _recipe_error(
+                key,
+                f"{tree.repo or tree.path} lacks code that it names: {', '.join(missing)}",
+                "take another revision, or leave trust_remote_code out",
             )
 
     def _tree(

@@ -76,6 +76,8 @@ def test_the_list() -> None:
         (recipe(), {"torch": "2.10.0"}, None, []),
         (recipe(), {"torch": "2.11.0"}, None, ["KIT-2026-022"]),
         (recipe(image={"cuda": "cpu"}), {"torch": "2.13.0+cpu"}, None, []),
+        (recipe(image={"cuda": "12.8", "gpu_archs": ("7.0", "9.0")}), {"torch": "2.10.0"}, None, []),
+        (recipe(image={"cuda": "12.8", "gpu_archs": ("6.0",)}), {"torch": "2.7.1"}, None, []),
         (recipe(launch={"strategy": "deepspeed"}), {}, None, ["KIT-2026-023"]),
         (recipe(liger={"rope": True}), {"liger-kernel": "0.8.5"}, None, []),
         (recipe(liger={"rope": True}), {"liger-kernel": "0.8.5", "nvidia-cutlass-dsl": "4.3"}, None, ["KIT-2026-027"]),

@@ -161,6 +161,18 @@ def test_code_of_another_repository(
         assert caught.value.message == (f"model: {name} takes code from another place: org/others ({file}: AutoModel)")
 
 
+def test_code_that_is_missing(folder: Path, store: Store) -> None:
+    """A class whose module is not in the folder is told while locking, by the file's name."""
+    write(folder / "model", {**MODEL, "config.json": '{"auto_map": {"AutoModel": "mine.Model"}}'})
+    with pytest.raises(RecipeError) as caught:
+        trees(folder, store).model(recipe(path="model", trust_remote_code=True))
+    assert caught.value.message == "model: model lacks code that it names: mine.py (config.json: AutoModel)"
+    write(folder / "model", {"mine.py": "class Model: ..."})
+    found = trees(folder, store).model(recipe(path="model", trust_remote_code=True)).weights
+    assert found is not None
+    assert "mine.py" in {file.path for file in found.files}
+
+
 def test_the_weights_that_transformers_loads(
     own_hub: HubServer, hub_environ: dict[str, str], folder: Path, store: Store
 ) -> None:
