@@ -40,6 +40,7 @@ def met(asked: Recipe, versions: dict[str, str] | None = None, model: dict[str, 
 
 
 V3 = recipe(kernels={"attention": "kernels-community/flash-attn2@v3"})
+OVERLAPPED = recipe(launch={"strategy": "deepspeed", "deepspeed": {"overlap_comm": True}})
 FLCE = recipe(liger={"fused_linear_cross_entropy": True})
 
 
@@ -79,6 +80,7 @@ def test_the_list() -> None:
         (recipe(image={"cuda": "12.8", "gpu_archs": ("7.0", "9.0")}), {"torch": "2.10.0"}, None, []),
         (recipe(image={"cuda": "12.8", "gpu_archs": ("6.0",)}), {"torch": "2.7.1"}, None, []),
         (recipe(launch={"strategy": "deepspeed"}), {}, None, ["KIT-2026-023"]),
+        (OVERLAPPED, {}, None, ["KIT-2026-023", "KIT-2026-028"]),
         (recipe(liger={"rope": True}), {"liger-kernel": "0.8.5"}, None, []),
         (recipe(liger={"rope": True}), {"liger-kernel": "0.8.5", "nvidia-cutlass-dsl": "4.3"}, None, ["KIT-2026-027"]),
         (recipe(), {}, {"quantization_config": {"quant_method": "bitsandbytes"}}, []),

@@ -58,6 +58,10 @@ CASES: dict[str, tuple[str | None, dict[str, Any]]] = {
     "KIT-2026-024": (None, {"model": model(quantization_config={"quant_method": "mxfp4"})}),
     "KIT-2026-025": (None, {"model": model(experts_implementation="sonicmoe")}),
     "KIT-2026-026": (None, {"model": model(model_type="rwkv")}),
+    "KIT-2026-028": (
+        "launch.deepspeed.overlap_comm",
+        {"launch": {"strategy": "deepspeed", "deepspeed": {"overlap_comm": True}}},
+    ),
     "KIT-2026-029": (None, {"image": {"cuda": "12.9", "gpu_archs": ["9.0", "6.1"]}}),
 }
 
