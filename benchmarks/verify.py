@@ -2,7 +2,7 @@
 
     python benchmarks/verify.py [--root DIR] [--rounds 5] [--output F]
 
-`--root`: a directory laid out as an image (`$KITBUILD_HOME/envs/…`); default: a tree made here, of one shard of 4 GB
+`--root`: a directory laid out as an image (`$KITBUILD_HOME/envs/…`); default: a tree made here, of four shards of 1 GiB
 and 20,000 small files, as a model and its packages are. Both sides use the same number of processes and the same
 buffers; they alternate. "cold": the pages are dropped from the cache before (posix_fadvise), as at a container's first
 start; "warm": they are in memory. The target holds for cold reads: a warm read is a copy of memory, and no digest is
@@ -32,7 +32,7 @@ from kitbuild.guest.config import cores  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SHARD_BYTES = 4 << 30
+SHARDS, SHARD_BYTES = 4, 1 << 30
 SMALL_FILES, SMALL_BYTES = 20_000, 12_000
 BLOCK = 1 << 22
 
@@ -40,9 +40,10 @@ BLOCK = 1 << 22
 def make(root: Path) -> None:
     """A tree with the sizes of a model and its environment; random bytes, so that no file system shortens them."""
     (root / "small").mkdir(parents=True)
-    with (root / "model.safetensors").open("wb") as file:
-        for _ in range(SHARD_BYTES // BLOCK):
-            file.write(os.urandom(BLOCK))
+    for number in range(SHARDS):
+        with (root / f"model-{number}.safetensors").open("wb") as file:
+            for _ in range(SHARD_BYTES // BLOCK):
+                file.write(os.urandom(BLOCK))
     for number in range(SMALL_FILES):
         (root / "small" / f"{number}.py").write_bytes(os.urandom(SMALL_BYTES))
 
@@ -63,8 +64,12 @@ def read_chunk(chunk: verify.Chunk) -> list[tuple[str, str]]:
     for path, _size, _digest, flags in chunk:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
         with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - as the guest
-            while file.readinto(buffer):
-                pass
+            place = asked = 0
+            while count := file.readinto(buffer):
+                place += count
+                if place >= asked:
+                    os.posix_fadvise(descriptor, place, 2 * verify.AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+                    asked = place + verify.AHEAD_BYTES
     return []
 
 

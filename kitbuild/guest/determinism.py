@@ -116,6 +116,10 @@ def refusals(config: Config) -> Iterator[Problem]:
         if field in config.train and bad(config.train[field]):
             text = f"{config.train[field]!r} is refused under determinism: strict: {why}"
             yield Problem(message=text, key=f"train.{field}", hint=advice)
+    deepspeed = config.raw["defaults"]["arguments"].get("deepspeed", {}).get("value") or {}
+    if deepspeed.get("zero_optimization", {}).get("overlap_comm"):
+        text = "overlap_comm is refused under determinism: strict: gradients would be added up as they arrive"
+        yield Problem(message=text, key="launch.strategy", hint="lock again with this kitbuild, which turns it off")
 
 
 def refuse(config: Config) -> None:

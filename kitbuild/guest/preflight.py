@@ -24,7 +24,18 @@ SHARED_MEMORY_BYTES = 48 << 20
 GIB = 1 << 30
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (minor-version compatibility)
 MINIMUM_DRIVER = {12: 525, 13: 580}
+PORTABLE_FLAGS = {"avx2", "fma"}
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def cpu_flags() -> set[str]:
+    """What this processor can do, as the kernel names it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return set(found[1].split()) if found else set()
 
 
 def check(config: Config, environ: Mapping[str, str]) -> list[str]:
@@ -66,6 +77,10 @@ def _shared_memory(config: Config) -> Iterator[Problem]:
 
 def _device(config: Config, environ: Mapping[str, str]) -> Iterator[Problem]:
     if not config.cuda:
+        lacking = sorted(PORTABLE_FLAGS - cpu_flags()) if config.portable else []
+        if lacking:
+            text = f"cpu_portable needs {' and '.join(lacking)}, and this processor has none"
+            yield Problem(message=text, key="determinism.cpu_portable", hint="another machine, or lock without it")
         if config.recipe.get("liger") and environ.get("TRITON_INTERPRET") != "1":
             text = "Liger's kernels are written in Triton and need a GPU"
             yield Problem(message=text, key="liger", hint="set liger: false for a CPU")

@@ -147,7 +147,7 @@ def test_fingerprint_is_by_global_micro_batch(guest: Guest) -> None:
     assert one.manifest["data"] == guest.run().manifest["data"]
 
 
-@pytest.mark.parametrize("change", ["row", "label", "seed"])
+@pytest.mark.parametrize("change", [pytest.param("row", marks=pytest.mark.slow_extra), "label", "seed"])
 def test_fingerprint_sees_each_change(guest: Guest, change: str) -> None:
     """Another seed, masked labels, or a shorter row is another fingerprint."""
     guest.build(**PLAIN, train=TRAIN)

@@ -265,6 +265,31 @@ def test_preflight_memory(build: Callable[..., Root], monkeypatch: pytest.Monkey
         preflight.check(config, {})
 
 
+@pytest.mark.parametrize(
+    ("flags", "lacking"), [({"avx2", "fma"}, None), ({"fma"}, "avx2"), (set[str](), "avx2 and fma")]
+)
+def test_preflight_portable(
+    build: Callable[..., Root], monkeypatch: pytest.MonkeyPatch, flags: set[str], lacking: str | None
+) -> None:
+    """cpu_portable on a processor that lacks its instructions is told before anything is imported."""
+    monkeypatch.setattr(preflight, "cpu_flags", lambda: flags)
+    config = Config.read(build(determinism={"mode": "strict", "cpu_portable": True}).environ)
+    if lacking is None:
+        preflight.check(config, {})
+        return
+    with pytest.raises(RunError, match=f"cpu_portable needs {lacking}, and this processor has none"):
+        preflight.check(config, {})
+
+
+def test_overlapped_communication(build: Callable[..., Root]) -> None:
+    """A lock that has DeepSpeed overlap its communication is refused under strict, whoever wrote it."""
+    config = Config.read(build().environ)
+    arguments = config.raw["defaults"]["arguments"]
+    for overlap, expected in ((False, []), (True, ["launch.strategy"])):
+        arguments["deepspeed"] = {"value": {"zero_optimization": {"overlap_comm": overlap}}, "origin": "kitbuild"}
+        assert [problem.key for problem in determinism.refusals(config)] == expected
+
+
 def test_preflight_nodes(build: Callable[..., Root]) -> None:
     """Several nodes need to be told where the first is."""
     config = Config.read(build(launch={"nodes": 2}, **PLAIN).environ)

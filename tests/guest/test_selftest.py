@@ -107,10 +107,13 @@ def test_record_takes_other_bits(guest: Guest) -> None:
     "changes",
     [
         {"model": {"path": "model", "dtype": "bfloat16"}},
-        {"model": {"path": "model", "dtype": "float16"}},
+        pytest.param({"model": {"path": "model", "dtype": "float16"}}, marks=pytest.mark.slow_extra),
         {"train": {**TRAIN, "packing": True}},
         {"train": {**TRAIN, "packing": True}, **PLAIN},
-        {"train": {**TRAIN, "packing": True}, "kernels": {"attention": "eager", "layers": {}}},
+        pytest.param(
+            {"train": {**TRAIN, "packing": True}, "kernels": {"attention": "eager", "layers": {}}},
+            marks=pytest.mark.slow_extra,
+        ),
     ],
     ids=["bfloat16", "float16", "packing", "packing-sdpa", "packing-eager"],
 )

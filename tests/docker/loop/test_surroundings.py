@@ -67,6 +67,7 @@ def mount(host: Path, container: str) -> tuple[str, str]:
     return "--mount", f"type=bind,source={host},target={container},readonly"
 
 
+@pytest.mark.slow_extra
 def test_as_it_is(baseline: Baseline, store: Store, run_dir: Path) -> None:
     """Nothing added: every byte is the locked one, and nothing of the engine's own is taken for an addition."""
     done = docker_run(baseline, store, run_dir, "verify")
@@ -99,6 +100,7 @@ def test_mounts_over_the_image(baseline: Baseline, store: Store, run_dir: Path, 
     assert f"  {SITE}/trl/__init__.py: sha256 is " in done.stderr
 
 
+@pytest.mark.slow_extra
 def test_compiled_code_in_a_mounted_cache(baseline: Baseline, store: Store, run_dir: Path, tmp_path: Path) -> None:
     """Kernels that an earlier run compiled, or somebody else, are not taken over under strict."""
     (tmp_path / "triton/abc").mkdir(parents=True)
