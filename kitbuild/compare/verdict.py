@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kitbuild.archive.models import Metrics
     from kitbuild.archive.read import Archive
+    from kitbuild.compare.models import Cause
     from kitbuild.compare.tolerance import Allowance
 
 
@@ -49,7 +50,9 @@ def compare(left: Archive, right: Archive, tolerance: Allowance | None = None) -
             )  # fmt: skip
         first = beyond
         causes = ranked(left, right, first)
-        notes = (*notes, f"beyond the tolerance ({tolerance})")
+        notes = (*notes, *_promise(left, right, causes, tolerance), f"beyond the tolerance ({tolerance})")
+    else:
+        notes = (*notes, *_promise(left, right, causes, None))
     return Verdict(
         verdict="DIFFERENT", detail=f"first {first}", first_difference=first, causes=causes, notes=notes,
         divergence=divergence(left, right, first.step),
@@ -148,6 +151,16 @@ def _notes(left: Archive, right: Archive) -> Iterator[str]:
             yield f"{archive.path.name}: determinism is `record`, equal bits are not promised"
     if left.path.resolve() == right.path.resolve():
         yield "both sides are the same archive"
+
+
+def _promise(left: Archive, right: Archive, causes: tuple[Cause, ...], tolerance: Allowance | None) -> Iterator[str]:
+    """What a difference means for what was promised."""
+    kinds = {cause.kind for cause in causes}
+    if tolerance is None and kinds & {"device", "threads"}:
+        yield "equal bits are not promised on another device model or with other threads; --tolerance holds a run to a band"
+    kept = all(_mode(archive) == "strict" and archive.manifest.environment.locked for archive in (left, right))
+    if kept and not kinds - {"data_order"} and left.path.resolve() != right.path.resolve():
+        yield "equal bits were promised here: test the memory of both machines, then report it"
 
 
 def _mode(archive: Archive) -> object:

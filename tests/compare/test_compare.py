@@ -215,8 +215,30 @@ def test_each_kind_of_cause_is_named(judge: Judge, right: Run, text: str) -> Non
 def test_a_difference_without_a_cause_says_so(judge: Judge) -> None:
     """Where the manifests agree, no cause is made up."""
     verdict = judge(Run(), other_loss(Run(), 5, 1.0))
-    assert verdict.text().endswith("; the manifests name no cause")
+    assert verdict.text().splitlines()[0].endswith("; the manifests name no cause")
     assert verdict.causes == ()
+
+
+PROMISED = "equal bits were promised here: test the memory of both machines, then report it"
+ELSEWHERE = (
+    "equal bits are not promised on another device model or with other threads; --tolerance holds a run to a band"
+)
+
+
+@pytest.mark.parametrize(
+    ("right", "notes"),
+    [
+        (Run(), (PROMISED,)),
+        (Run(device={"name": "NVIDIA H200"}), (ELSEWHERE,)),
+        (Run(device={"threads": 2}), (ELSEWHERE,)),
+        (Run(manifest={"driver": "570.1"}), ()),
+        (Run(environment={"locked": False}), ("right: the environment was recorded, not locked",)),
+    ],
+    ids=["nothing", "device", "threads", "driver", "not locked"],
+)
+def test_a_difference_says_whether_equal_bits_were_promised(judge: Judge, right: Run, notes: tuple[str, ...]) -> None:
+    """Where nothing differs that could decide a value, a machine is to blame, or we are."""
+    assert judge(Run(), other_loss(right, 5, 1.0)).notes == notes
 
 
 @pytest.mark.parametrize(("field", "value"), [("grad_norm", "nan"), ("learning_rate", (2e-5).hex())])
@@ -388,6 +410,7 @@ def test_many_causes_are_cut_on_the_screen(judge: Judge) -> None:
         "  also differs: PYTHONHASHSEED absent vs 1",
         "  also differs: device name cpu vs other",
         "  and 1 more (--json lists them)",
+        f"  note: {ELSEWHERE}",
     ]
 
 

@@ -81,6 +81,7 @@ def test_the_page_holds_verdict_causes_charts_and_manifests(tmp_path: Path) -> N
         "First difference",
         "What differs, likeliest cause first",
         "How the runs part",
+        "Notes",
         "Step by step",
         "- Loss",
         "- Difference of loss",
