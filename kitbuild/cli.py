@@ -80,6 +80,12 @@ Tolerance = Annotated[
         help="For another device: loss=1e-3, loss=abs:0.01, repeats (those that the archive keeps), repeats:RUN,RUN.",
     ),
 ]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="F", help="Write a page with causes, charts and both manifests; it loads nothing."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each decision and where it came from.")]
 
@@ -404,17 +410,20 @@ def reproduce(
         typer.Option("--python", metavar="PATH", help="With --engine local: this Python, recorded but not locked."),
     ] = None,
     tolerance: Tolerance = None,
+    report: Report = None,
     host: Host = None,
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Run an archive again from its lock, and compare."""
-    from kitbuild.flow import running  # noqa: PLC0415
+    from kitbuild.flow import reproducing, running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
     context, terminal = _context(json_output=json_output, verbose=verbose, host=host)
     options = running.RunOptions(out=out, engine=engine, python=python, resume=None, host=host)
-    again = running.reproduce(context, archive, options, tolerance=tolerance, stop=_stop_on_signal(Stop()))
+    again = reproducing.reproduce(
+        context, archive, options, tolerance=tolerance, report=report, stop=_stop_on_signal(Stop())
+    )
     _print(terminal, "reproduce", again)
 
 
@@ -423,9 +432,7 @@ def compare(
     left: Annotated[Path, typer.Argument(metavar="A", help="A run directory or a packed archive.")],
     right: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
     *,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="F", help="Write a page with curves and both manifests.")
-    ] = None,
+    report: Report = None,
     tolerance: Tolerance = None,
     json_output: Json = False,
 ) -> None:

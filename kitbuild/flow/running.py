@@ -1,4 +1,4 @@
-"""image → run → archive, and an archive → run → verdict."""
+"""image → run → archive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from kitbuild.flow import resuming
 from kitbuild.flow.building import build, fetch_all
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.locking import ensure_lock
-from kitbuild.lock.files import check_maker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +59,7 @@ class RunOptions:
 
 
 @contextlib.contextmanager
-def _run_errors() -> Iterator[None]:
+def run_errors() -> Iterator[None]:
     """An engine or image that a run lacks is a failed run: exit 6, where `kitbuild image` has 5."""
     try:
         yield
@@ -70,7 +69,7 @@ def _run_errors() -> Iterator[None]:
         raise failed from error
 
 
-@_run_errors()
+@run_errors()
 def run(context: Context, path: Path, options: RunOptions, *, stop: Stop) -> Result:
     """`kitbuild run`: build what is missing, train, and read the archive back."""
     loaded = recipes.read(path)
@@ -219,31 +218,6 @@ def _drop_if_empty(run_dir: Path) -> None:
     """A run that never started leaves no directory."""
     if run_dir.is_dir() and not any(run_dir.iterdir()):
         run_dir.rmdir()
-
-
-@_run_errors()
-def reproduce(context: Context, path: Path, options: RunOptions, *, tolerance: str | None, stop: Stop) -> Result:
-    """`kitbuild reproduce`: the archive's own lock and recipe, run again, compared."""
-    from kitbuild import compare as comparing  # noqa: PLC0415 - the last step
-    from kitbuild.flow.tolerances import allowance, refuse_early  # noqa: PLC0415
-
-    refuse_early(tolerance)
-
-    with context.store.scratch() as scratch:
-        place = path if path.is_dir() else archives.unpack(path, context.store, scratch / "original")
-        original = archives.read(place)
-        archives.check(original)
-        allowed = allowance(tolerance, original)
-        check_maker(original.manifest.lock)
-        loaded = recipes.read(place / "recipe.yaml")
-        fetch_for(context, original.manifest.lock, loaded, options)
-        again = train(context, original.manifest.lock, loaded.content, options, stop=stop)
-        verdict = comparing.compare(original, archives.read(Path(str(again.fields["run_dir"])), weights=True), allowed)
-    return Result(
-        fields={**again.fields, **verdict.as_json()},
-        lines=(*again.lines, *verdict.lines()),
-        exit_code=verdict.exit_code,
-    )
 
 
 def summary_lines(summary: archives.Summary) -> tuple[str, ...]:

@@ -75,7 +75,9 @@ def test_packed_archive_reproduces_elsewhere(kit: Kitbuild, baseline: Baseline, 
     assert kit("archive", "pack", baseline.run_dir, "--output", packed)["path"] == str(packed)
     home = new_machine(store, tmp_path / "home", baseline.lock)
     elsewhere = kit.given(KITBUILD_HOME=str(home))
-    again = elsewhere("reproduce", packed, "--out", tmp_path / "runs")
+    report = tmp_path / "report.html"
+    again = elsewhere("reproduce", packed, "--out", tmp_path / "runs", "--report", report)
+    assert "Every value is the same, bit for bit" in report.read_text(encoding="utf-8")
     assert (again["schema"], again["verdict"]) == ("kitbuild.reproduce/1", "IDENTICAL")
     assert again["first_difference"] is None
     unpacked = elsewhere("archive", "unpack", packed, tmp_path / "unpacked")
