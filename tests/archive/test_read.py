@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitbuild.archive import Archive, KitTar, check, read, verify
+from kitbuild.archive import Archive, Exit, Kit, KitTar, Manifest, Metrics, check, read, verify
 from kitbuild.archive.documents import parse_metrics
 from kitbuild.archive.models import exact_float
 from kitbuild.errors import LockError, UsageError, VerificationError
@@ -17,7 +19,6 @@ from tests.archive.factory import Run, metrics_line, safetensors, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -117,6 +118,14 @@ def test_wrong_fields_of_a_manifest_are_all_named(run_dir: Path) -> None:
         "weights.w.sha256",
         "seed",
     ]
+
+
+@pytest.mark.parametrize("model", [Manifest, Metrics, Exit, Kit])
+def test_each_field_is_documented(model: type[Any]) -> None:
+    """docs/archive.md names every field of the manifest, of a step, of the exit, of a packed file."""
+    text = (Path(__file__).parents[2] / "docs" / "archive.md").read_text(encoding="utf-8")
+    fields = [field.name for field in dataclasses.fields(model)] if model is Kit else [*model.model_fields]
+    assert [field for field in fields if f"`{field}`" not in text] == []
 
 
 GOOD = metrics_line(3)
