@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
-import zipfile
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from kitbuild.errors import ImageError, VerificationError
+from kitbuild.image.archive import CHUNK_BYTES, UNREADABLE, Archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
-
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +92,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
-        self._archives: dict[Path, zipfile.ZipFile] = {}
+        self._archives: dict[Path, Archive] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -110,12 +107,13 @@ class Reader:
         digest = hashlib.sha256()
         size = 0
         try:
-            with self._stream(entry) as stream:
-                while size < entry.size and (chunk := stream.read(min(CHUNK_BYTES, entry.size - size))):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    yield chunk
-        except (zipfile.BadZipFile, EOFError) as error:
+            for chunk in self._pieces(entry):
+                size += len(chunk)
+                if size > entry.size:
+                    break
+                digest.update(chunk)
+                yield chunk
+        except UNREADABLE as error:
             raise ImageError(f"{entry.owner}: {entry.path} cannot be unpacked: {error}") from error
         if size != entry.size or (entry.sha256 is not None and digest.hexdigest() != entry.sha256):
             raise VerificationError(
@@ -128,18 +126,25 @@ class Reader:
         """All bytes at once."""
         return b"".join(self.chunks(entry))
 
-    def _stream(self, entry: Entry) -> BinaryIO:
+    def _pieces(self, entry: Entry) -> Iterator[bytes]:
         source = entry.source
         if isinstance(source, Data):
-            return io.BytesIO(source.content)
-        if isinstance(source, Stored):
-            stream = source.file.open("rb")
-            stream.seek(source.offset)
-            return stream
-        archive = self._archives.get(source.archive)
-        if archive is None:
-            archive = self._archives[source.archive] = self._open.enter_context(zipfile.ZipFile(source.archive))
-        return cast("BinaryIO", archive.open(source.name))
+            yield source.content
+        elif isinstance(source, Stored):
+            yield from _part(source, entry.size)
+        else:
+            archive = self._archives.get(source.archive)
+            if archive is None:
+                archive = self._archives[source.archive] = self._open.enter_context(Archive(source.archive))
+            yield from archive.chunks(source.name)
+
+
+def _part(source: Stored, size: int) -> Iterator[bytes]:
+    with source.file.open("rb") as stream:
+        stream.seek(source.offset)
+        while size and (chunk := stream.read(min(CHUNK_BYTES, size))):
+            size -= len(chunk)
+            yield chunk
 
 
 def merge(nodes: Iterable[Node]) -> tuple[Node, ...]:

@@ -10,6 +10,7 @@ import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
+from kitbuild.image.ahead import ahead
 from kitbuild.image.entries import Entry, Folder, Link, Node, Reader, folders
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ END = b"\0" * (2 * BLOCK_BYTES)
 
 
 def write_tar(stream: BinaryIO, nodes: Sequence[Node], *, advance: Callable[[float], None]) -> Written:
-    """Write sorted, merged `nodes`; `advance` is told the bytes of content."""
+    """Write sorted, merged `nodes`; `advance` is told the bytes."""
     digest, size = hashlib.sha256(), 0
     files: dict[str, str] = {}
-    with Reader() as reader:
-        for chunk in _members(nodes, reader, files):
+    with Reader() as reader, ahead(_members(nodes, reader, files)) as chunks:
+        for chunk in chunks:
             digest.update(chunk)
             stream.write(chunk)
             size += len(chunk)
