@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CHUNK_BYTES = 1 << 20
-UNREADABLE = (zipfile.BadZipFile, zlib.error, inflating.error, EOFError, NotImplementedError, struct.error)
+UNREADABLE: tuple[type[Exception], ...] = (
+    zipfile.BadZipFile,
+    zlib.error,
+    inflating.error,
+    EOFError,
+    NotImplementedError,
+    struct.error,
+)
 _RAW = -zlib.MAX_WBITS
 # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7: a fixed part, then name and extra field.
 _LOCAL_HEADER = struct.Struct("<26xHH")
