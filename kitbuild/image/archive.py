@@ -22,14 +22,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CHUNK_BYTES = 1 << 20
-UNREADABLE: tuple[type[Exception], ...] = (
-    zipfile.BadZipFile,
-    zlib.error,
-    inflating.error,
-    EOFError,
-    NotImplementedError,
-    struct.error,
-)
+# The stub of isal says that this is an exception, and not a class.
+_INFLATING = cast("type[Exception]", inflating.error)
+UNREADABLE = (zipfile.BadZipFile, zlib.error, _INFLATING, EOFError, NotImplementedError, struct.error)
 _RAW = -zlib.MAX_WBITS
 # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7: a fixed part, then name and extra field.
 _LOCAL_HEADER = struct.Struct("<26xHH")
