@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 try:
     from isal import isal_zlib as inflating
