@@ -103,9 +103,9 @@ class RunDirectory:
         return RunDirectory(path=self.path / folder)
 
     def links(self) -> tuple[str, ...]:
-        """Symbolic links below, less those in checkpoints; `pack` refuses them."""
+        """Symbolic links below, less checkpoints (several nodes share them by a link); `pack` refuses them."""
         found = (p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_symlink())
-        return tuple(sorted(name for name in found if not name.startswith("checkpoints/")))
+        return tuple(sorted(name for name in found if name.partition("/")[0] != "checkpoints"))
 
     def open(self, name: str) -> Stream:
         """The file's stream."""

@@ -13,6 +13,7 @@ import pytest
 from kitbuild.archive import KitTar, check, pack, read, read_kit, unpack, verify
 from kitbuild.base import bases
 from kitbuild.errors import KitbuildError, LockError, ResolveError, UsageError, VerificationError
+from kitbuild.guest import seal
 from kitbuild.store.blobs import Store
 from tests.archive.factory import DATA, WHEEL, Run, lock_body, sha256, wheel
 from tests.base import made
@@ -177,6 +178,16 @@ def test_a_tampered_run_is_not_packed(run_dir: Path, store: Store, tmp_path: Pat
     (run_dir / "recipe.yaml").write_text("other")
     with pytest.raises(VerificationError, match="does not verify"):
         pack(run_dir, tmp_path / "x.kit.tar", store=store)
+
+
+def test_checkpoints_that_nodes_share_by_a_link_are_left_out(run_dir: Path, store: Store, tmp_path: Path) -> None:
+    """They are no part of the archive, wherever they are."""
+    shared = (run_dir / "checkpoints").rename(tmp_path / "shared")
+    (run_dir / "checkpoints").symlink_to(shared)
+    seal.write(run_dir)
+    packed = pack(run_dir, tmp_path / "x.kit.tar", store=store)
+    assert not any("checkpoints" in name for name in names(packed))
+    check(read(packed))
 
 
 def test_a_link_in_a_run_is_not_packed(run_dir: Path, store: Store, tmp_path: Path) -> None:
