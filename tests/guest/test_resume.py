@@ -184,7 +184,7 @@ def test_killed_while_a_checkpoint_is_written(guest: Guest) -> None:
     assert "kit: checkpoint-4 is not whole: it was not written to its end" in again.terminal
 
 
-@pytest.mark.parametrize("tail", [b"", b'{"step": 2, "lo', b"\xff\x00\x00\n", b"[]\n", None])
+@pytest.mark.parametrize("tail", [b"", b'{"step": 2, "lo', b'{"step": 2}', b"\xff\x00\x00\n", b"[]\n", None])
 def test_what_a_crash_left_of_the_metrics(tail: bytes | None, tmp_path: Path) -> None:
     """A line that is cut off or garbled, or no file: what is before it counts, and a resume takes the checkpoint's copy."""
     metrics = record.Metrics(tmp_path / "metrics.jsonl")

@@ -108,21 +108,6 @@ def test_variants_repeat_and_resume(guest: Guest, changes: dict[str, Any]) -> No
     same(whole, resumed)
 
 
-def test_stopped_at_each_step(guest: Guest) -> None:
-    """Stopped after any step, a run says so with exit 10 and continues bit for bit."""
-    guest.build(**PLAIN, evaluate=EVALUATE)
-    whole = guest.run()
-    for step in (1, 2, 3):
-        stopped = guest.run(terminate_after=step)
-        assert {"exit_code": 10, "code": "stopped", "steps_done": step, "steps": 4}.items() <= stopped.exit.items()
-        assert (stopped.rc, stopped.manifest["complete"]) == (10, False)
-        resumed = guest.run(out=stopped.out, environ={"KIT_RESUME": "1"})
-        same(whole, resumed)
-        assert whole.manifest["results"]["evaluate"] == resumed.manifest["results"]["evaluate"]
-        assert whole.manifest["data"] == resumed.manifest["data"]
-        assert (whole.manifest["resumed"], resumed.manifest["resumed"]) == ([], [step])
-
-
 def test_loss_is_the_normalised_one(guest: Guest) -> None:
     """Micro-batches of 1 and 4 give the same loss but for rounding: it is normalised over the whole batch."""
     guest.build(**PLAIN, batch={"global": 4, "micro": 4})
