@@ -75,6 +75,18 @@ def test_as_it_is(baseline: Baseline, store: Store, run_dir: Path) -> None:
     assert done.stderr.endswith("files are the locked ones\n")
 
 
+@pytest.mark.slow_extra
+def test_selftest_alone(baseline: Baseline, store: Store, run_dir: Path) -> None:
+    """`docker run … IMAGE selftest` prints one JSON object with every check, and leaves /out as it is."""
+    done = docker_run(baseline, store, run_dir, "selftest")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["schema"] == "kitbuild.selftest/1"
+    assert [check["check"] for check in found["checks"]] == ["attention sdpa in a layer of the model (padded rows)"]
+    assert done.stderr.endswith("kit: selftest: 1 checks, every kernel is right\n")
+    assert list(run_dir.iterdir()) == []
+
+
 def test_variables_that_bring_in_code(baseline: Baseline, store: Store, run_dir: Path) -> None:
     """Each of them is exit 7 by name, all at once, and nothing is trained."""
     done = docker_run(baseline, store, run_dir, "train", *variables(REFUSED))
