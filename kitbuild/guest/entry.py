@@ -90,7 +90,7 @@ def selftest(config: Config, terminal: record.Terminal, started: float) -> int:
         found = json.loads((out / "manifest.json").read_bytes())["selftest"]
         for check in found["checks"]:
             terminal.say(f"selftest: {check['kernel']}: {check['check']}: right")
-        terminal.say(f"selftest: {len(found['checks'])} checks, every kernel is right")
+        terminal.say(f"selftest: every kernel is right (checks: {len(found['checks'])})")
         os.write(stdout, json.dumps({"schema": "kitbuild.selftest/1", **found}).encode() + b"\n")
     return code
 
