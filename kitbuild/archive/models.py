@@ -126,10 +126,11 @@ class KernelUse(Open):
 
 
 class Attention(Open):
-    """The attention path asked for and the one taken."""
+    """The attention path asked for and the one taken; `calls` by rank and path, where they were counted."""
 
     requested: str | None = None
     used: str | None = None
+    calls: dict[str, dict[str, int]] = Field(default_factory=dict)
 
 
 class Data(Open):

@@ -106,7 +106,8 @@ def _kernels(left: Manifest, right: Manifest) -> Iterator[Cause]:
             yield cause("kernel", key[1], one, two, f"{key[0]} kernel {key[1]}")
     if "attention" not in roles and left.attention.used != right.attention.used:
         yield cause("kernel", "attention", left.attention.used, right.attention.used)
-    yield from tables("kernel", left.liger, right.liger, what="liger {}")
+    patches = ({name: value for name, value in m.liger.items() if name != "calls"} for m in (left, right))
+    yield from tables("kernel", *patches, what="liger {}")
     layers = [
         {layer: f"{k.repo}:{member}" for k in m.lock.kernels for layer, member in k.layers.items()}
         for m in (left, right)

@@ -7,7 +7,7 @@ from its lock in one of them is not the locked run, whatever its numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kitbuild.lock.models import LockedKernel
 
 
+RANK_DIGITS = 9
 Key = tuple[str, str, "str | None"]
 
 
@@ -74,7 +75,8 @@ def _unused_ranks(manifest: Manifest, use: KernelUse) -> list[int]:
     """Ranks that did not call it: listed with no call, or not listed. A node of several lists its own ranks."""
     several = manifest.launch.get("nodes") not in (None, 1)
     ranks = manifest.launch.get("processes_per_node" if several else "world_size")
-    silent = [int(rank) for rank, count in use.calls.items() if count <= 0 and rank.isdecimal()]
+    found = (_rank(rank) for rank, count in use.calls.items() if count <= 0)
+    silent = [rank for rank in found if rank is not None]
     missing = (ranks if isinstance(ranks, int) else 1) - len(use.calls)
     if missing > 0:
         silent.append(next(rank for rank in range(len(use.calls) + 1) if str(rank) not in use.calls))
@@ -92,6 +94,11 @@ def _attention(manifest: Manifest) -> Iterator[Departure]:
         locked = str(given.get("attention") or "sdpa") if isinstance(given, dict) else "sdpa"
     if used is not None and used != locked:
         yield Departure(name="attention", locked=locked, ran=used)
+        return
+    for rank, calls in manifest.attention.calls.items():
+        for path in sorted(name for name, count in calls.items() if count and name != locked):
+            yield Departure(name="attention", locked=locked, ran=f"{path} was called", rank=_rank(rank))
+            return
 
 
 def _liger(manifest: Manifest) -> Iterator[Departure]:
@@ -102,6 +109,22 @@ def _liger(manifest: Manifest) -> Iterator[Departure]:
         yield Departure(name="liger", locked="on", ran="nothing was patched")
     elif patched and not asked:
         yield Departure(name="liger", locked="off", ran=f"patched {', '.join(patched)}")
+    elif isinstance(given, dict):
+        yield from _idle_patches(given, manifest.liger.get("calls"))
+
+
+def _idle_patches(options: dict[str, Any], calls: object) -> Iterator[Departure]:
+    """Options that are on and that a rank did not call; an older kitbuild did not count."""
+    ranks = calls if isinstance(calls, dict) else {}
+    for option in sorted(name for name, on in options.items() if on):
+        idle = [rank for rank, held in ranks.items() if not (isinstance(held, dict) and held.get(option))]
+        if idle:
+            rank = _rank(idle[0]) if len(idle) < len(ranks) else None
+            yield Departure(name=f"liger {option}", locked="on", ran="not used", rank=rank)
+
+
+def _rank(text: object) -> int | None:
+    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) <= RANK_DIGITS else None
 
 
 def _members(kernel: LockedKernel) -> tuple[str | None, ...]:

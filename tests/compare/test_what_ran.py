@@ -15,6 +15,8 @@ from tests.archive.factory import KERNEL, Run, kernel, lock_body, sha256
 if TYPE_CHECKING:
     from pathlib import Path
 
+LOCKED = f"{KERNEL}@{'a' * 40}"
+ROPE = {"recipe": lock_body()["recipe"] | {"liger": {"rope": True}}}
 LAYERS = kernel(role="layers") | {
     "repo": "test-org/layers",
     "layers": {"RMSNorm": "FastNorm", "SiluAndMul": "FastGate", "Norm": "FastNorm"},
@@ -119,6 +121,20 @@ def test_a_kernel_that_nobody_locked_is_named(tmp_path: Path) -> None:
         ({"recipe": lock_body()["recipe"] | {"liger": {"rope": True}}}, {}, "liger: locked on, nothing was patched"),
         ({"recipe": lock_body()["recipe"] | {"liger": {"rope": False}}}, {}, None),
         ({}, {"liger": {"options": None, "patched": ["RMSNorm"]}}, "liger: locked off, patched RMSNorm"),
+        (
+            {},
+            {"attention": {"used": LOCKED, "calls": {"0": {LOCKED: 9}, "1": {LOCKED: 8, "sdpa": 1}}}},
+            f"attention: locked {LOCKED}, sdpa was called in rank 1",
+        ),
+        ({}, {"attention": {"used": LOCKED, "calls": {"0": {LOCKED: 9, "sdpa": 0}}}}, None),
+        (ROPE, {"liger": {"patched": ["rope"], "calls": {"0": {"rope": 4}}}}, None),
+        (ROPE, {"liger": {"patched": ["RMSNorm"]}}, None),  # an older kitbuild did not count
+        (ROPE, {"liger": {"patched": ["rope"], "calls": {"0": {}}}}, "liger rope: locked on, not used"),
+        (
+            ROPE,
+            {"liger": {"patched": ["rope"], "calls": {"0": {"rope": 1}, "1": {"rope": 0}}}},
+            "liger rope: locked on, not used in rank 1",
+        ),
     ],
 )
 def test_the_attention_path_and_liger_count(
@@ -128,7 +144,20 @@ def test_the_attention_path_and_liger_count(
     run = Run(lock=lock_body(**lock), manifest=manifest)
     found = [str(item) for item in departures(archive(run, tmp_path / "run"))]
     assert found == ([text] if text else [])
-    assert judge(Run(lock=lock_body(**lock)), run, tmp_path).verdict != ("IDENTICAL" if text else "DIFFERENT")
+    left = Run(lock=lock_body(**lock))
+    if lock == ROPE:
+        left.manifest = {"liger": {"patched": ["rope"], "calls": {"0": {"rope": 4}}}}
+    assert judge(left, run, tmp_path).verdict == ("DIFFERENT" if text else "IDENTICAL")
+
+
+def test_how_often_liger_was_called_is_no_cause(tmp_path: Path) -> None:
+    """Another accumulation calls more often; what was patched in is a cause."""
+    sides = [
+        Run(lock=lock_body(**ROPE), manifest={"liger": {"patched": ["rope"], "calls": {"0": {"rope": count}}}})
+        for count in (4, 8)
+    ]
+    sides[1].change_step(2, loss=(9.0).hex())
+    assert judge(sides[0], sides[1], tmp_path).causes == ()
 
 
 def test_two_equal_runs_that_both_departed_are_not_identical(tmp_path: Path) -> None:
