@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from kitbuild.progress import Progress
     from kitbuild.store import Store
 
-WORKERS = 2
+WORKERS = max(2, min(8, os.cpu_count() or 2))
+"""How many things are done at once; no byte depends on it."""
 _FOLDER = "kitbuild-compile"
 
 

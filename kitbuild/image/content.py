@@ -6,6 +6,7 @@ below it are the same.
 
 from __future__ import annotations
 
+import concurrent.futures
 import posixpath
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild.guest_files import guest_files, guest_sha256
 from kitbuild.image import wheels
+from kitbuild.image.compilers import WORKERS
 from kitbuild.image.entries import Entry, Folder, Link, Node, Stored
 from kitbuild.image.kernels import kernel_entries, kernel_refs
 from kitbuild.image.pyc import Sources
@@ -87,12 +89,13 @@ def _group(wheel: LockedWheel) -> str:
 
 
 def _wheels(group: tuple[LockedWheel, ...], python: str, store: Store) -> tuple[tuple[Sources, ...], tuple[Node, ...]]:
-    sources = []
-    for wheel in group:
+    def plan(wheel: LockedWheel) -> Sources:
         path = store.require(wheel.sha256, name=wheel.file)
-        entries = wheels.plan(wheel, path, python=python)
-        sources.append(Sources(key=wheel.sha256, name=wheel.file, entries=entries))
-    return tuple(sources), ()
+        return Sources(key=wheel.sha256, name=wheel.file, entries=wheels.plan(wheel, path, python=python))
+
+    # Each is hashed first, which leaves the interpreter lock.
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+        return tuple(pool.map(plan, group)), ()
 
 
 def _guest_part(lock: Lock) -> Part:
