@@ -257,6 +257,15 @@ def test_nothing_else_is_blamed(tmp_path: Path, name: str) -> None:
     assert kinds in (kinds[:1], [kinds[0], "threads"], [kinds[0], "data_order"])
 
 
+def test_threads_and_instructions_are_told_once(tmp_path: Path) -> None:
+    """They are facts of the device; the flag that repeats them is not told."""
+    flags = {"torch.num_threads": 1, "torch.cpu_capability": "AVX512", "cudnn.benchmark": False}
+    left = Run(manifest={"determinism": {"settings": flags}})
+    more = flags | {"torch.num_threads": 2, "torch.cpu_capability": "AVX2"}
+    right = Run(manifest={"determinism": {"settings": more}}, device={"threads": 2})
+    assert [cause.text for cause in judge(left, other(right), tmp_path).causes] == ["threads 1 vs 2"]
+
+
 def two_causes(first: dict[str, Any], second: dict[str, Any]) -> tuple[Run, Run]:
     """A schedule's setting and a package, both otherwise."""
     rate = {"recipe": {"train": {"learning_rate": 1e-3}}, "defaults": arguments(learning_rate=(1e-3, "recipe"))}

@@ -187,6 +187,18 @@ def test_numbers_for_the_script_are_whole(tmp_path: Path) -> None:
     assert body["charts"]["rate"]["series"][0][0] == 256.0
 
 
+def test_times_and_rates_stand_on_zero(tmp_path: Path) -> None:
+    """A chart of step times that began at the smallest would make a tremor of it; losses have no such floor."""
+    text = report(tmp_path, Run(), Run())
+    figures = {found[1]: found[0] for found in re.finditer(r'<figure data-chart="(\w+)">.*?</figure>', text)}
+    on_zero = [
+        key
+        for key, figure in figures.items()
+        if re.search(r'<i class="y" style="bottom:0\.00%">0(?:\.0+)?</i>', figure)
+    ]
+    assert on_zero == ["seconds", "rate", "memory"]
+
+
 def test_a_long_run_is_thinned_and_kept_where_it_parts(tmp_path: Path) -> None:
     """At most a few thousand points, all of those around the first difference, and the last."""
     sides = [
