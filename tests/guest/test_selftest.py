@@ -109,13 +109,14 @@ def test_record_takes_other_bits(guest: Guest) -> None:
         {"model": {"path": "model", "dtype": "bfloat16"}},
         pytest.param({"model": {"path": "model", "dtype": "float16"}}, marks=pytest.mark.slow_extra),
         {"train": {**TRAIN, "packing": True}},
+        {"train": {**TRAIN, "packing": True}, "attention": "one_backward"},
         {"train": {**TRAIN, "packing": True}, **PLAIN},
         pytest.param(
             {"train": {**TRAIN, "packing": True}, "kernels": {"attention": "eager", "layers": {}}},
             marks=pytest.mark.slow_extra,
         ),
     ],
-    ids=["bfloat16", "float16", "packing", "packing-sdpa", "packing-eager"],
+    ids=["bfloat16", "float16", "packing", "packing-backward-once", "packing-sdpa", "packing-eager"],
 )
 def test_right_kernels(guest: Guest, changes: dict[str, Any]) -> None:
     """`kit selftest` passes in each type and on each attention path, packed or padded; it leaves /out alone."""
