@@ -111,7 +111,9 @@ def kitbuild(*arguments: Any, **named: Any) -> subprocess.CompletedProcess[str]:
         check=False, capture_output=True, text=True, env=environment(), **named,
     )  # fmt: skip
     if done.returncode not in (0, 8, 9, 10):
-        raise SystemExit(f"kitbuild {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr[-3000:]}")
+        raise SystemExit(
+            f"kitbuild {' '.join(map(str, arguments))}: exit {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
+        )
     return done
 
 
@@ -140,7 +142,7 @@ def stopped_and_resumed(folder: Path, name: str, python: str, out: Path) -> tupl
             process.send_signal(signal.SIGTERM)
         told, errors = process.communicate()
     if process.returncode != 10:  # noqa: PLR2004 - DESIGN: stopped, resumable
-        raise SystemExit(f"{name}: exit {process.returncode} after SIGTERM\n{errors[-3000:]}")
+        raise SystemExit(f"{name}: exit {process.returncode} after SIGTERM\n{(told + errors)[-3000:]}")
     run_dir = Path(json.loads(told)["run_dir"])
     step = _steps(run_dir / "metrics.jsonl")
     kitbuild("run", folder / f"{name}.yaml", "--engine", "local", "--python", python, "--resume", run_dir)
