@@ -73,7 +73,7 @@ def check(config: Config) -> None:
     """A new run needs an empty directory, a resumed one its own lock and something left to do."""
     out = config.places.out
     if not config.resume:
-        if any((out / name).exists() for name in HELD):
+        if any(_holds(out / name) for name in HELD):
             raise RunError(f"{out} holds a run already", hint="use an empty directory that this user can write")
         return
     if _finished(out):
@@ -84,6 +84,11 @@ def check(config: Config) -> None:
             f"the run in {out} was started from another lock: {', '.join(differences(old, dict(config.raw)))}",
             hint="resume with the run's own lock, which is in it, or start a new run",
         )
+
+
+def _holds(path: Path) -> bool:
+    """A folder of checkpoints that is mounted for all nodes is there before the run is, and empty."""
+    return any(path.glob("[!.]*")) if path.is_dir() else path.exists()
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kitbuild.guest.config import Config
+    from kitbuild.guest.nodes import Meeting
 
 PR_SET_PDEATHSIG = 1
 SHUTDOWN_SECONDS = 15
@@ -129,7 +130,9 @@ def import_libraries(config: Config) -> None:
     gc.enable()
 
 
-def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dict[str, Any]]:
+def run(
+    config: Config, worker: Callable[[], None], stop: Stop, meeting: Meeting | None = None
+) -> dict[int, dict[str, Any]]:
     """Start the workers of this node and wait for them; return what each left, or raise what went wrong first."""
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -157,10 +160,10 @@ def run(config: Config, worker: Callable[[], None], stop: Stop) -> dict[int, dic
         "logs_specs": DefaultLogsSpecs(log_dir=str(logs)),
         "signals_to_handle": "SIGQUIT",
         "shutdown_timeout": SHUTDOWN_SECONDS,
-        **_rendezvous(config),
+        **_rendezvous(meeting),
     }
     known = {field.name for field in fields(LaunchConfig)}
-    begin = int(os.environ.get("NODE_RANK", "0")) * launch.processes_per_node if launch.nodes > 1 else 0
+    begin = meeting.rank * launch.processes_per_node if meeting else 0
     ranks = range(begin, begin + launch.processes_per_node)
     stop.listen()
     kills = failures.oom_kills()
@@ -196,15 +199,12 @@ def _meet(folder: Path, agent: int) -> None:
         time.sleep(0.005)
 
 
-def _rendezvous(config: Config) -> dict[str, Any]:
-    if config.launch.nodes == 1:
+def _rendezvous(meeting: Meeting | None) -> dict[str, Any]:
+    if meeting is None:
         return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
-    environ = os.environ
-    return {
-        "rdzv_backend": "static",
-        "rdzv_endpoint": f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}",
-        "rdzv_configs": {"rank": int(environ["NODE_RANK"])},
-    }
+    from kitbuild.guest.nodes import handler
+
+    return {"rdzv_backend": handler(meeting), "rdzv_endpoint": f"{meeting.address}:{meeting.port}"}
 
 
 def enter_worker(parent: int) -> None:

@@ -15,6 +15,7 @@ from kitbuild.guest import (
     kernels,
     launch,
     manifest,
+    nodes,
     preflight,
     record,
     selftest,
@@ -39,6 +40,7 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.parts: dict[str, Any] = {}
         self.steps_done, self.steps = 0, None
+        self.meeting: nodes.Meeting | None = None
 
     def phase(self, name: str, message: str) -> None:
         """Enter a phase."""
@@ -57,6 +59,7 @@ class Session:
             for line in preflight.check(config, environ):
                 self.terminal.say(line)
             determinism.refuse(config)
+            self.meeting = nodes.Meeting(config, environ) if config.launch.nodes > 1 else None
             self.settle(environ)
             if verification.refused:
                 verification.wait()
@@ -69,6 +72,12 @@ class Session:
             verification.close()
         self.seconds["verify"] = time.perf_counter() - clock
         self.stop.check("verify")
+        if self.meeting is not None:
+            self.phase("verify", f"{config.launch.nodes} nodes meet at {self.meeting.address}:{self.meeting.port}")
+            clock = time.perf_counter()
+            self.meeting.join()
+            self.seconds["meet"] = time.perf_counter() - clock
+            self.meeting.watch()
         found = self.resumed()
         self.phase(
             "launch",
@@ -84,7 +93,11 @@ class Session:
         except OSError as problem:
             raise unrecorded(problem) from problem
         self.phase_name = "train"
-        self.collect(launch.run(config, worker.run, self.stop))
+        try:
+            results = launch.run(config, worker.run, self.stop, self.meeting)
+        except KitbuildError as error:
+            raise (self.meeting.first(error) if self.meeting else error) from error
+        self.collect(self.meeting.merged(results) if self.meeting else results)
 
     def settle(self, environ: dict[str, str]) -> None:
         """The environment that decides bits; what was set otherwise is told and recorded."""
@@ -137,6 +150,7 @@ class Session:
             "world_size": config.launch.world_size,
             "strategy": config.launch.strategy,
             "proven": [results[rank]["proven"] for rank in sorted(results)],
+            "hosts": [host for _, host in sorted(self.meeting.hosts.items())] if self.meeting else None,
         }
         self.parts["results"] = {"evaluate": first["evaluate"]}
         if "measured" in first:
@@ -149,6 +163,8 @@ class Session:
     def close(self, error: KitbuildError | None) -> KitbuildError | None:
         """manifest.json and exit.json, each whether or not the other can be written; what went wrong in the end."""
         out = self.config.places.out
+        if self.meeting is not None:
+            self.meeting.leave(error)
         self.seconds["total"] = time.time() - self.started
         self.parts["complete"] = error is None and self.parts.get("complete", False)
         self.parts.setdefault("results", {})["seconds"] = self.seconds
