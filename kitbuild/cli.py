@@ -9,9 +9,8 @@ import io
 import os
 import signal
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
@@ -19,11 +18,19 @@ import typer.core
 from kitbuild import __version__
 from kitbuild.errors import KitbuildError, UsageError
 from kitbuild.terminal import Terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from kitbuild.flow.context import Context, Result
+from kitbuild.verbs import archive, base, image, render, store
+from kitbuild.verbs.options import (
+    ArchivePath,
+    Host,
+    Json,
+    RecipePath,
+    Report,
+    Tolerance,
+    Verbose,
+    context_of,
+    present,
+    stop_on_signal,
+)
 
 INTERRUPTED = 130
 
@@ -37,57 +44,11 @@ app = typer.Typer(
 )
 
 
-class _ImageVerbs(typer.core.TyperGroup):
-    """`kitbuild image RECIPE` is `kitbuild image build RECIPE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in {*self.commands, "--help"}:
-            args = ["build", *args]
-        return super().parse_args(ctx, args)
-
-
-image_app = typer.Typer(
-    cls=_ImageVerbs,
-    help="Images: `kitbuild image RECIPE` builds, `kitbuild image inspect REF` reads.",
-    no_args_is_help=True,
-)
-archive_app = typer.Typer(help="Archived runs: verify, list, show, pack, unpack.", no_args_is_help=True)
-base_app = typer.Typer(help="Finished base images, referred to by digest.", no_args_is_help=True)
-store_app = typer.Typer(help="The content-addressed store.", no_args_is_help=True)
-render_app = typer.Typer(help="A locked image as a job for another system.", no_args_is_help=True)
-app.add_typer(image_app, name="image")
-app.add_typer(archive_app, name="archive")
-app.add_typer(base_app, name="base")
-app.add_typer(store_app, name="store")
-app.add_typer(render_app, name="render")
-
-RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, for example recipes/tiny-cpu.yaml.")]
-ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A run directory, or a packed x.kit.tar.")]
-ImageOption = Annotated[
-    str | None,
-    typer.Option("--image", metavar="REF", help="NAME@sha256:… in a registry, where not the last pushed from here."),
-]
-Host = Annotated[
-    str | None,
-    typer.Option("--host", metavar="USER@MACHINE", help="The engine there, by SSH; or a URL as DOCKER_HOST has it."),
-]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write to F instead of stdout.")]
-Tolerance = Annotated[
-    str | None,
-    typer.Option(
-        "--tolerance",
-        metavar="T",
-        help="For another device: loss=1e-3, loss=abs:0.01, repeats (those that the archive keeps), repeats:RUN,RUN.",
-    ),
-]
-Report = Annotated[
-    Path | None,
-    typer.Option(
-        "--report", metavar="F", help="Write a page with causes, charts and both manifests; it loads nothing."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each decision and where it came from.")]
+app.add_typer(image.app, name="image")
+app.add_typer(archive.app, name="archive")
+app.add_typer(base.app, name="base")
+app.add_typer(store.app, name="store")
+app.add_typer(render.app, name="render")
 
 
 def main() -> NoReturn:
@@ -151,25 +112,6 @@ def _bug_report(error: Exception) -> str:
     except OSError:
         return f"this:\n{text}"
     return report.name
-
-
-def _context(*, json_output: bool, verbose: bool, host: str | None = None) -> tuple[Context, Terminal]:
-    from kitbuild.flow.context import Context  # noqa: PLC0415
-    from kitbuild.store import Store  # noqa: PLC0415
-
-    terminal = Terminal(verbose=verbose, json_output=json_output)
-    environ: Mapping[str, str] = os.environ
-    if host is not None:
-        from kitbuild.image.engine import engine_url  # noqa: PLC0415 - docker-py takes a third of a second
-
-        environ = {**os.environ, "DOCKER_HOST": engine_url(host)}
-    return Context(environ=environ, store=Store.open(os.environ), progress=terminal), terminal
-
-
-def _print(terminal: Terminal, command: str, result: Result) -> None:
-    terminal.result(command, result.as_json(), result.text())
-    if result.exit_code:
-        raise typer.Exit(result.exit_code)
 
 
 @app.callback(invoke_without_command=True)
@@ -238,7 +180,7 @@ def lock(
     """Resolve a recipe to what cannot move, and write RECIPE's lock beside it."""
     from kitbuild.flow import locking  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=verbose)
+    context, terminal = context_of(json_output=json_output, verbose=verbose)
     result = locking.lock(
         context,
         recipe,
@@ -248,7 +190,7 @@ def lock(
         diff=diff,
         pylock=pylock,
     )
-    _print(terminal, "lock", result)
+    present(terminal, "lock", result)
 
 
 @app.command()
@@ -273,48 +215,8 @@ def fetch(
     """Fill the store with all that the lock names."""
     from kitbuild.flow import building  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "fetch", building.fetch(context, recipe, bundle=bundle, source=source, inputs=inputs))
-
-
-@image_app.command("build")
-def image(
-    recipe: RecipePath,
-    *,
-    tag: Annotated[str | None, typer.Option("--tag", help="Another tag than kitbuild/<name>:<lock>.")] = None,
-    push: Annotated[
-        str | None, typer.Option("--push", metavar="REF", help="Push to this registry reference too.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="OCI.TAR", help="Write an OCI archive instead of loading it into the engine."),
-    ] = None,
-    json_output: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Build the image: lock if there is no lock, fetch, assemble, load."""
-    from kitbuild.flow import building  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=verbose)
-    built = building.image(context, recipe, tag=tag, push=push, output=output)
-    terminal.result("image", built.as_json(), built.text())
-
-
-@image_app.command("inspect")
-def image_inspect(
-    reference: Annotated[str, typer.Argument(metavar="REF", help="An image in the engine, in a registry, or a file.")],
-    *,
-    show: Annotated[
-        str | None, typer.Option("--show", metavar="NAME", help="Print lock, recipe, sbom, provenance or content.")
-    ] = None,
-    json_output: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """What an image says of itself: lock, recipe, SBOM, provenance, each checked against the image's digests."""
-    from kitbuild.flow import inspecting  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "image-inspect", inspecting.inspect(context, reference, show=show))
+    context, terminal = context_of(json_output=json_output, verbose=verbose)
+    present(terminal, "fetch", building.fetch(context, recipe, bundle=bundle, source=source, inputs=inputs))
 
 
 @app.command()
@@ -340,10 +242,10 @@ def run(
     from kitbuild.flow import running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=verbose, host=host)
+    context, terminal = context_of(json_output=json_output, verbose=verbose, host=host)
     options = running.RunOptions(out=out, engine=engine, python=python, resume=resume, host=host)
-    finished = running.run(context, recipe, options, stop=_stop_on_signal(Stop()))
-    _print(terminal, "run", finished)
+    finished = running.run(context, recipe, options, stop=stop_on_signal(Stop()))
+    present(terminal, "run", finished)
 
 
 @app.command()
@@ -379,7 +281,7 @@ def bench(
     from kitbuild.flow import benching, running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=verbose)
+    context, terminal = context_of(json_output=json_output, verbose=verbose)
     where = running.RunOptions(out=out, engine=engine, python=python, resume=None)
     wanted = Grid(
         attention=tuple(attention or ()),
@@ -390,13 +292,13 @@ def bench(
         packing=benching.switch("--packing", packing),
     )
     options = benching.BenchOptions(run=where, steps=steps, repeats=repeats, rows=rows)
-    stop = _stop_on_signal(Stop())
+    stop = stop_on_signal(Stop())
     found = (
         benching.tune(context, recipe, wanted, options, apply=apply, stop=stop)
         if tune
         else benching.bench(context, recipe, wanted, options, stop=stop)
     )
-    _print(terminal, "bench", found)
+    present(terminal, "bench", found)
 
 
 @app.command()
@@ -419,12 +321,12 @@ def reproduce(
     from kitbuild.flow import reproducing, running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=verbose, host=host)
+    context, terminal = context_of(json_output=json_output, verbose=verbose, host=host)
     options = running.RunOptions(out=out, engine=engine, python=python, resume=None, host=host)
     again = reproducing.reproduce(
-        context, archive, options, tolerance=tolerance, report=report, stop=_stop_on_signal(Stop())
+        context, archive, options, tolerance=tolerance, report=report, stop=stop_on_signal(Stop())
     )
-    _print(terminal, "reproduce", again)
+    present(terminal, "reproduce", again)
 
 
 @app.command()
@@ -439,211 +341,9 @@ def compare(
     """IDENTICAL, or the first step that differs and why."""
     from kitbuild.flow import archives  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=False)
+    context, terminal = context_of(json_output=json_output, verbose=False)
     verdict = archives.compare(context, left, right, report=report, tolerance=tolerance)
-    _print(terminal, "compare", verdict)
-
-
-@archive_app.command("verify")
-def archive_verify(
-    path: ArchivePath,
-    *,
-    expected: Annotated[
-        str | None,
-        typer.Option("--sha256", metavar="DIGEST", help="Fail unless the archive is the one of this digest."),
-    ] = None,
-    json_output: Json = False,
-) -> None:
-    """Check every byte of an archive against its list of files."""
-    from kitbuild.flow import archives  # noqa: PLC0415
-
-    _, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-verify", archives.archive_verify(path, expected=expected))
-
-
-@archive_app.command("list")
-def archive_list(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER")] = Path("runs"), *, json_output: Json = False
-) -> None:
-    """The runs in a folder."""
-    from kitbuild.flow import archives  # noqa: PLC0415
-
-    _, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-list", archives.archive_list(folder))
-
-
-@archive_app.command("show")
-def archive_show(path: ArchivePath, *, json_output: Json = False) -> None:
-    """What a run was and what came of it."""
-    from kitbuild.flow import archives  # noqa: PLC0415
-
-    _, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-show", archives.archive_show(path))
-
-
-@archive_app.command("repeats")
-def archive_repeats(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory that keeps them.")],
-    runs: Annotated[list[Path], typer.Argument(metavar="REPEAT...", help="Further runs of the same recipe.")],
-    *,
-    json_output: Json = False,
-) -> None:
-    """Keep repeats of a run in it, for `--tolerance repeats`: they show how far equal runs stray."""
-    from kitbuild.flow import archives  # noqa: PLC0415
-
-    _, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-repeats", archives.archive_repeats(path, runs))
-
-
-@archive_app.command("pack")
-def archive_pack(
-    path: ArchivePath,
-    *,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="X.KIT.TAR")] = None,
-    include: Annotated[str, typer.Option("--include", help="local: what has no upstream; all: everything.")] = "local",
-    weights: Annotated[bool, typer.Option("--weights", help="The trained weights too.")] = False,
-    json_output: Json = False,
-) -> None:
-    """One file with which a stranger who has an engine can reproduce the run."""
-    from kitbuild.flow import archives  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=False)
-    _print(
-        terminal, "archive-pack", archives.archive_pack(context, path, output=output, include=include, weights=weights)
-    )
-
-
-@archive_app.command("unpack")
-def archive_unpack(
-    path: ArchivePath,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER")] = Path("runs"),
-    *,
-    json_output: Json = False,
-) -> None:
-    """Unpack an archive into a folder; what it carries goes into the store, verified."""
-    from kitbuild.flow import archives  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "archive-unpack", archives.archive_unpack(context, path, folder))
-
-
-@base_app.command("bootstrap")
-def base_bootstrap(
-    target: Annotated[str, typer.Argument()] = "cpu",
-    *,
-    push: Annotated[str | None, typer.Option("--push", metavar="REF", help="Push it for others.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", metavar="F", help="Write an OCI archive.")] = None,
-    json_output: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Make the CPU base from Debian packages."""
-    from kitbuild.flow import bases  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "base-bootstrap", bases.base_bootstrap(context, target, push=push, output=output))
-
-
-@base_app.command("build")
-def base_build(
-    target: str,
-    *,
-    upstream: Annotated[
-        str | None, typer.Option("--upstream", metavar="IMAGE", help="Another upstream than the Dockerfile's.")
-    ] = None,
-    push: Annotated[str | None, typer.Option("--push", metavar="REF", help="Push it for others.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", metavar="F", help="Write an OCI archive.")] = None,
-    json_output: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Build a finished base from Dockerfile.TARGET; it is shared by digest from then on."""
-    from kitbuild.flow import bases  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=verbose)
-    _print(terminal, "base-build", bases.base_build(context, target, upstream=upstream, push=push, output=output))
-
-
-@render_app.command("slurm")
-def render_slurm(
-    recipe: RecipePath,
-    *,
-    container: Annotated[
-        str, typer.Option("--container", help="pyxis, apptainer, or none: the locked environment without a container.")
-    ] = "pyxis",
-    image: ImageOption = None,
-    inputs: Annotated[str | None, typer.Option("--inputs", metavar="DIR", help="Model and data on the nodes.")] = None,
-    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Where run directories go.")] = None,
-    output: Output = None,
-    json_output: Json = False,
-) -> None:
-    """An sbatch script. --image takes a .sqsh or .sif file too."""
-    from kitbuild.flow import rendering  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=False)
-    options = rendering.RenderOptions(image=image, inputs=inputs, out=out, output=output)
-    _print(terminal, "render", rendering.render_for_slurm(context, recipe, options, container=container))
-
-
-@render_app.command("k8s")
-def render_k8s(
-    recipe: RecipePath,
-    *,
-    kind: Annotated[str, typer.Option("--kind", help="trainjob: Kubeflow Trainer; job: an indexed Job.")] = "trainjob",
-    image: ImageOption = None,
-    inputs: Annotated[
-        str | None, typer.Option("--inputs", metavar="CLAIM", help="The volume claim with model and data.")
-    ] = None,
-    out: Annotated[str | None, typer.Option("--out", metavar="CLAIM", help="The volume claim for runs.")] = None,
-    output: Output = None,
-    json_output: Json = False,
-) -> None:
-    """Kubernetes objects: a TrainJob with its runtime, or an indexed Job with its Service."""
-    from kitbuild.flow import rendering  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=False)
-    options = rendering.RenderOptions(image=image, inputs=inputs, out=out, output=output)
-    _print(terminal, "render", rendering.render_for_k8s(context, recipe, options, kind=kind))
-
-
-@render_app.command("compose")
-def render_compose(
-    recipe: RecipePath,
-    *,
-    image: ImageOption = None,
-    inputs: Annotated[str | None, typer.Option("--inputs", metavar="DIR", help="Model and data.")] = None,
-    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="The run directory.")] = None,
-    output: Output = None,
-    json_output: Json = False,
-) -> None:
-    """A Compose file; several nodes of a recipe become several containers on this host."""
-    from kitbuild.flow import rendering  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=False)
-    options = rendering.RenderOptions(image=image, inputs=inputs, out=out, output=output)
-    _print(terminal, "render", rendering.render_for_compose(context, recipe, options))
-
-
-@store_app.command("verify")
-def store_verify(
-    *,
-    repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged.")] = False,
-    json_output: Json = False,
-) -> None:
-    """Hash every file in the store."""
-    from kitbuild.flow import upkeep  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "store-verify", upkeep.store_verify(context, repair=repair))
-
-
-@store_app.command("gc")
-def store_gc(
-    folders: Annotated[list[Path], typer.Argument(help="Folders whose locks are kept.")], *, json_output: Json = False
-) -> None:
-    """Remove what no lock in FOLDERS names."""
-    from kitbuild.flow import upkeep  # noqa: PLC0415
-
-    context, terminal = _context(json_output=json_output, verbose=False)
-    _print(terminal, "store-gc", upkeep.store_gc(context, tuple(folders)))
+    present(terminal, "compare", verdict)
 
 
 @app.command()
@@ -651,9 +351,9 @@ def doctor(*, json_output: Json = False) -> None:
     """What this machine has of what kitbuild needs."""
     from kitbuild.flow import upkeep  # noqa: PLC0415
 
-    context, terminal = _context(json_output=json_output, verbose=False)
+    context, terminal = context_of(json_output=json_output, verbose=False)
     report = upkeep.doctor(context)
-    _print(terminal, "doctor", report)
+    present(terminal, "doctor", report)
 
 
 @app.command()
@@ -674,18 +374,4 @@ def stack(*, json_output: Json = False) -> None:
     from kitbuild.flow import upkeep  # noqa: PLC0415
 
     terminal = Terminal(verbose=False, json_output=json_output)
-    _print(terminal, "stack", upkeep.stack())
-
-
-def _stop_on_signal(stop: Any) -> Any:
-    """While the guest runs, the first Ctrl-C or SIGTERM asks it for a checkpoint; any other ends at once."""
-
-    def handler(_signal: int, _frame: Any) -> None:
-        if not stop.following or (stop.requested and time.monotonic() - stop.since > 1):
-            raise KeyboardInterrupt
-        if not stop.requested:
-            stop.requested, stop.since = True, time.monotonic()
-
-    signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGTERM, handler)
-    return stop
+    present(terminal, "stack", upkeep.stack())

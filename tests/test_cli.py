@@ -22,6 +22,7 @@ from kitbuild.flow import running, upkeep
 from kitbuild.lock.files import write_lock
 from kitbuild.recipe import read
 from kitbuild.run.follow import Stop
+from kitbuild.verbs import options
 from tests.archive.factory import DATA, Run, lock_body
 from tests.base import made
 from tests.image.kit import make_lock, new_store
@@ -400,7 +401,7 @@ def test_signals_stop_a_run_only_while_it_is_followed() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     stop = Stop()
     try:
-        cli._stop_on_signal(stop)
+        options.stop_on_signal(stop)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         stop.following = True

@@ -30,6 +30,7 @@ ORDER = (
     "bench",
     "flow",
     "terminal",
+    "verbs",
     "cli",
     "__main__",
 )
@@ -40,7 +41,7 @@ TRAINING = frozenset(
 LINES = 300
 LONGER = {
     # Longer than a module should be, and no longer than this.
-    "kitbuild/cli.py": 720,  # one short function a verb
+    "kitbuild/cli.py": 400,  # one short function a verb
     "kitbuild/base/registry.py": 310,
     "kitbuild/guest/determinism.py": 325,  # a table
     "kitbuild/recipe/rules.py": 310,  # a table of rules

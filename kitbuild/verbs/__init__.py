@@ -1,0 +1,1 @@
+"""Groups of verbs: `kitbuild archive …`, `base …`, `image …`, `render …`, `store …`; `cli` puts them together."""
