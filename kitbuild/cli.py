@@ -147,11 +147,18 @@ def init(
 
 
 @app.command()
-def check(recipe: RecipePath, *, json_output: Json = False) -> None:
+def check(
+    recipe: RecipePath,
+    *,
+    launch: Annotated[
+        bool, typer.Option("--launch", help="Show what Accelerate, DeepSpeed and FSDP are told, too.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
     """Check all that can be known without the network."""
     from kitbuild.flow import locking  # noqa: PLC0415
 
-    report = locking.check(recipe, os.environ)
+    report = locking.check(recipe, os.environ, launch=launch)
     terminal = Terminal(verbose=False, json_output=json_output)
     terminal.result("check", report.as_json(), report.text())
 

@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from kitbuild.recipe.memory import Memory
 
 
-def check(path: Path, environ: Mapping[str, str]) -> Result:
-    """All that can be known of a recipe without the network: syntax, types, rules, advisories, the lock's state."""
+def check(path: Path, environ: Mapping[str, str], *, launch: bool = False) -> Result:
+    """All that can be known of a recipe without the network: syntax, types, rules, advisories, the lock's state.
+
+    `launch`: what Accelerate, DeepSpeed and FSDP would be told, too.
+    """
     from kitbuild.base.targets import load_target  # noqa: PLC0415 - after the recipe is known to be one
+    from kitbuild.lock import launcher  # noqa: PLC0415
     from kitbuild.lock.requirements import expected_versions, refuse_advisories  # noqa: PLC0415
 
     loaded = recipes.read(path)
@@ -62,6 +66,9 @@ def check(path: Path, environ: Mapping[str, str]) -> Result:
         *(f"  {item.severity}: {item.summary}; {item.advice}" for item in met),
         *(f"  note: {note.key}: {note.message}" for note in notes),
     ]
+    if launch:
+        fields["launch"] = launcher.launch(recipe)
+        lines.append(json.dumps(fields["launch"], indent=1, sort_keys=True))
     return Result(fields=fields, lines=tuple(lines))
 
 

@@ -306,3 +306,11 @@ def test_lock_that_cannot_be_written(context: Context, recipe: Path, resolver: R
     with pytest.raises(LockError, match="cannot be"):
         lock(context, recipe)
     assert len(resolver.asked) == 1
+
+
+def test_check_shows_the_launcher(recipe: Path) -> None:
+    """With `launch`, what the lock will tell the launcher is shown; without it, it is not."""
+    assert "launch" not in locking.check(recipe, {}).fields
+    told = locking.check(recipe, {}, launch=True)
+    assert told.fields["launch"]["world_size"] == read(recipe).recipe.launch.world_size
+    assert json.loads(told.lines[-1]) == told.fields["launch"]
