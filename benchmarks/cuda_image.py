@@ -179,7 +179,7 @@ def measure(context: Context, folder: Path) -> dict[str, Any]:
         import_seconds, told = in_image(loaded.engine_id, "-c", IMPORTS, entrypoint="/opt/kit/bin/python")
         found = json.loads(told.splitlines()[-1])
     finally:
-        forget(changed.tag, first.tag)
+        forget(changed.tag, first.tag, f"kitbuild/base:{lock.base.config_digest[7:19]}")
     own = sum(layer.size for layer in first.layers[1:])
     installed = installed_bytes(first, context.store)
     return {
