@@ -32,6 +32,7 @@ LOST_SECONDS = 60.0
 BEAT_SECONDS = 1.0
 TELL_SECONDS = 5.0
 BACKEND = "kit"
+SHARED = "KIT_SHARED_CHECKPOINTS"
 
 
 class Meeting:
@@ -68,6 +69,9 @@ class Meeting:
         self.store.set(f"held/{self.rank}", json.dumps(identity(self.config, self.host)))
         held = self._everyone(deadline)
         self.hosts = {rank: item["host"] for rank, item in held.items()}
+        # One folder for all: the first rank writes there, instead of each node's first into its own.
+        if len({item["checkpoints"] for item in held.values()}) == 1:
+            os.environ[SHARED] = "1"
         problems = list(differences(held))
         if problems:
             # The first node has the store: it leaves last.
@@ -231,7 +235,7 @@ def handler(meeting: Meeting) -> str:
 
 
 def identity(config: Config, host: str) -> dict[str, Any]:
-    """What must be equal on every node, each file of it verified by then; and the folder that all must see."""
+    """What must be equal on every node, each file of it verified by then; and which folder of checkpoints it sees."""
     return {
         "host": host,
         "lock": config.lock_sha256,
@@ -247,7 +251,6 @@ NAMES = {
     "image": "image",
     "nodes": "number of nodes",
     "resume": "wish to resume",
-    "checkpoints": "folder of checkpoints (one for all nodes must be mounted there)",
 }
 
 
@@ -268,12 +271,12 @@ def _share(checkpoints: Path) -> None:
 
 
 def _shared(checkpoints: Path) -> str:
-    """What the first node wrote there; other nodes' file systems may show it a little later."""
-    for _ in range(50):
+    """What the first node wrote there, where it is the same folder; a file system may show it a little later."""
+    for _ in range(10):
         with contextlib.suppress(OSError):
             return (checkpoints / ".job").read_text()
         time.sleep(0.1)
-    return "none"
+    return ""
 
 
 def _children(parent: int) -> list[int]:

@@ -26,6 +26,7 @@ from kitbuild.guest import (
     launch,
     manifest,
     measure,
+    nodes,
     record,
     strategy,
     usage,
@@ -118,6 +119,8 @@ class Worker:
         arguments.check_defaults(config)
         args = SFTConfig(**arguments.given(config))
         arguments.check(config, args)
+        if os.environ.get(nodes.SHARED):
+            args.save_on_each_node = False
         peft = None
         if config.recipe.get("lora"):
             from peft import LoraConfig

@@ -180,11 +180,8 @@ def test_what_is_compared() -> None:
     """Each thing that must be equal is named with the node and its host."""
     same = {"host": "a", "lock": "l", "image": "i", "nodes": 2, "resume": False, "checkpoints": "c"}
     assert nodes.differences({0: same, 1: {**same, "host": "b"}}) == []
-    told = nodes.differences({0: same, 1: {**same, "host": "b", "image": "j", "checkpoints": "none"}})
+    told = nodes.differences({0: same, 1: {**same, "host": "b", "image": "j", "resume": True}})
     assert [(problem.key, problem.message) for problem in told] == [
         ("image", "node 1 (b) has another image than node 0 (a)"),
-        (
-            "checkpoints",
-            "node 1 (b) has another folder of checkpoints (one for all nodes must be mounted there) than node 0 (a)",
-        ),
+        ("resume", "node 1 (b) has another wish to resume than node 0 (a)"),
     ]
