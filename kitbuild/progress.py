@@ -1,7 +1,7 @@
 """How a step says what it is doing. Beside the steps: they take a `Progress`; only the CLI draws one.
 
 A step announces an activity with a total in some unit and advances it; the CLI draws bars on a terminal
-and is quiet elsewhere.
+and writes a line a minute into a log with `-v`.
 """
 
 from __future__ import annotations

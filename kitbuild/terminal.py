@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,13 +17,18 @@ if TYPE_CHECKING:
     from kitbuild.errors import KitbuildError
 
 
-class Terminal:
-    """Draws on a terminal; elsewhere only results, warnings and errors appear (notes too when `verbose`)."""
+LOG_SECONDS = 60.0  # between two lines of one activity in a log
 
-    def __init__(self, *, verbose: bool, json_output: bool) -> None:
+
+class Terminal:
+    """Draws on a terminal; elsewhere only results, warnings and errors appear (notes and a line a minute if `verbose`)."""
+
+    def __init__(self, *, verbose: bool, json_output: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.json_output = json_output
         self._draws = sys.stderr.isatty()
         self._notes = verbose or (self._draws and not json_output)
+        self._clock = clock
+        self._logged = 0
         self._bars: Bars | None = None
         self._detail: Callable[[str], None] = lambda _text: None
 
@@ -43,7 +49,8 @@ class Terminal:
     def activity(self, title: str, *, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
         """A bar while it runs; activities inside one another share the display."""
         if not self._draws:
-            yield lambda _amount: None
+            with self._log(title, total=total, unit=unit) as advance:
+                yield advance
             return
         with self._display() as bars:
             task = bars.add_task(title, total=total, unit=unit, detail="")
@@ -53,6 +60,20 @@ class Terminal:
             finally:
                 self._detail = outer
                 bars.remove_task(task)
+
+    @contextlib.contextmanager
+    def _log(self, title: str, *, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
+        """In a log: a line when the outermost activity begins, then one a minute of each that goes on."""
+        if not self._logged:
+            self.note(f"{title} …")
+        line = _Line(title=title, total=total, unit=unit, note=self.note, clock=self._clock)
+        outer, self._detail = self._detail, line.detail
+        self._logged += 1
+        try:
+            yield line.advance
+        finally:
+            self._logged -= 1
+            self._detail = outer
 
     @contextlib.contextmanager
     def _display(self) -> Iterator[Bars]:
@@ -117,20 +138,53 @@ def _to_stdout(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Line:
+    """How far an activity is, told once a minute."""
+
+    def __init__(
+        self, *, title: str, total: float | None, unit: str, note: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._note, self._clock = note, clock
+        self._completed, self._text, self._told = 0.0, "", clock()
+
+    def advance(self, amount: float) -> None:
+        """More of it is done."""
+        self._completed += amount
+        self._tell()
+
+    def detail(self, text: str) -> None:
+        """What it is at."""
+        self._text = text
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._clock() - self._told < LOG_SECONDS:
+            return
+        self._told = self._clock()
+        parts = [_amount(self._completed, self._total, self._unit), self._text]
+        self._note(f"{self._title}: {' · '.join(part for part in parts if part)}")
+
+
+def _amount(completed: float, total: float | None, unit: str) -> str:
+    """`12/40 files`, `1.2 GB/2.8 GB`; nothing where the detail says it."""
+    from rich.filesize import decimal  # noqa: PLC0415 - a tenth of a second that `check` need not pay
+
+    if not unit:
+        return ""
+    show = decimal if unit == "bytes" else (lambda number: f"{number:,}")
+    of = f"/{show(int(total))}" if total else ""
+    return f"{show(int(completed))}{of}" + ("" if unit == "bytes" else f" {unit}")
+
+
 def _Amount(**column: Any) -> Any:  # noqa: N802 - stands where rich expects a column class
-    from rich.filesize import decimal  # noqa: PLC0415
     from rich.progress import ProgressColumn, Task  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     class Amount(ProgressColumn):
-        """`12/40 files`, `1.2 GB/2.8 GB`; nothing where the detail says it."""
+        """How much of it is done."""
 
         def render(self, task: Task) -> Text:
-            unit = str(task.fields["unit"])
-            if not unit:
-                return Text("")
-            show = decimal if unit == "bytes" else (lambda number: f"{number:,}")
-            total = f"/{show(int(task.total))}" if task.total else ""
-            return Text(f"{show(int(task.completed))}{total}" + ("" if unit == "bytes" else f" {unit}"))
+            return Text(_amount(task.completed, task.total, str(task.fields["unit"])))
 
     return Amount(**column)

@@ -31,7 +31,9 @@ def talk(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verbose", "expected"), [(False, ""), (True, "a decision\nanother decision\n")], ids=["quiet", "verbose"]
+    ("verbose", "expected"),
+    [(False, ""), (True, "a decision\nFetching …\nanother decision\n")],
+    ids=["quiet", "verbose"],
 )
 @pytest.mark.parametrize("json_output", [False, True], ids=["text", "json"])
 def test_no_terminal(*, verbose: bool, json_output: bool, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +44,23 @@ def test_no_terminal(*, verbose: bool, json_output: bool, expected: str, capsys:
     captured = capsys.readouterr()
     assert captured.err == expected
     assert captured.out == ('{"a": 1, "schema": "kitbuild.x/1"}\n' if json_output else "done\n")
+
+
+def test_a_log_hears_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    """With -v in a log, each activity that goes on says every minute how far it is, and no more often."""
+    now = [0.0]
+    terminal = Terminal(verbose=True, json_output=False, clock=lambda: now[0])
+    with terminal.activity("bench", total=4, unit="cells") as cells, terminal.activity("run", total=None, unit=""):
+        for second in range(0, 150, 10):
+            now[0] = float(second)
+            terminal.detail(f"step {second}")
+        cells(1)
+        cells(1)
+    with terminal.activity("Fetching", total=2e6, unit="bytes") as fetched:
+        now[0] += 60
+        fetched(1e6)
+    told = ["bench …", "run: step 60", "run: step 120", "bench: 1/4 cells", "Fetching …", "Fetching: 1.0 MB/2.0 MB"]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 def test_empty_result_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ class _Places:
     @property
     def looked(self) -> str:
         """For the message that it is nowhere."""
-        return ", ".join(self._looked)
+        return " or ".join(self._looked)
 
     def remote(self, name: str, *, default: bool) -> Reference | None:
         """Where a registry would have it; a default base is in no registry but the one that is configured."""

@@ -76,7 +76,7 @@ def test_old_definition_is_made_anew(store: Store, monkeypatch: pytest.MonkeyPat
     base, notes = look(store)
     assert base == fresh
     assert notes == [
-        f"base {NAME} is not in the store, the engine (none answers): making it",
+        f"base {NAME} is not in the store or the engine (none answers): making it",
         (
             f"others need this very base for the same image: kitbuild base bootstrap cpu --push REGISTRY/{NAME},"
             " with KITBUILD_BASE_REGISTRY=REGISTRY for everyone"
@@ -135,7 +135,7 @@ def test_locked_digest_nowhere(store: Store, registry: str) -> None:
     with pytest.raises(ResolveError) as caught:
         look(store, digest=digest, environ={"KITBUILD_BASE_REGISTRY": f"{registry}/x"})
     assert caught.value.message == (
-        f"the base {NAME} @ {digest} that the lock names is nowhere: not in the store, the engine (none answers),"
+        f"the base {NAME} @ {digest} that the lock names is nowhere: not in the store or the engine (none answers) or"
         f" the registry {registry}"
     )
     assert "KITBUILD_BASE_REGISTRY" in (caught.value.hint or "")
@@ -156,7 +156,7 @@ def test_engine_tag_that_moved(store: Store, elsewhere: Store) -> None:
     old, new = made.add(elsewhere, mark="old"), made.add(elsewhere, mark="new")
     engine = made.FakeEngine({NAME: held(new, elsewhere)})
     notes = made.Notes()
-    with pytest.raises(ResolveError, match=r"that the lock names is nowhere: not in the store, the engine$"):
+    with pytest.raises(ResolveError, match=r"that the lock names is nowhere: not in the store or the engine$"):
         ensured(old, store, engine, notes)
     assert notes.lines == [f"base {NAME} in the engine is {new.manifest_digest}, not the lock's {old.manifest_digest}"]
 
@@ -197,7 +197,7 @@ def test_named_base_nowhere(store: Store, registry: str) -> None:
     with pytest.raises(ResolveError) as caught:
         look(store, f"{registry}/team/none:1")
     assert caught.value.message == (
-        f"the base {registry}/team/none:1 is nowhere: not in the store, the engine (none answers),"
+        f"the base {registry}/team/none:1 is nowhere: not in the store or the engine (none answers) or"
         f" the registry {registry}"
     )
 

@@ -264,7 +264,7 @@ def test_a_base_that_is_nowhere(headline: Headline, world: World) -> None:
     done = machine.kitbuild("image", headline.recipe, variables=elsewhere)
     assert done.code == 4, done.errors
     assert headline.lock["base"]["manifest_digest"] in done.output["message"]
-    assert "not in the store, the engine (none answers), the registry" in done.output["message"]
+    assert "not in the store or the engine (none answers) or the registry" in done.output["message"]
     assert "KITBUILD_BASE_REGISTRY" in done.output["hint"]
 
 
