@@ -48,12 +48,6 @@ def _save_strategy(recipe: Recipe) -> str:
     return "steps" if "save_steps" in recipe.train else "no"
 
 
-def _fixed_buckets(recipe: Recipe) -> bool:
-    determinism, launch = recipe.determinism, recipe.launch
-    several = launch.strategy == "ddp" and launch.world_size > 2  # noqa: PLR2004 - two summands have one order
-    return several and determinism.mode == "strict" and determinism.virtual_ranks is None
-
-
 def _or_leave(value: Any) -> Any:
     return LEAVE if value is None else value
 
@@ -96,7 +90,7 @@ SETTINGS: Mapping[str, Setting] = {
         value=lambda r: LEAVE if r.launch.world_size == 1 else "gloo" if _cpu(r) else "nccl", reason="image.cuda"
     ),
     "ddp_find_unused_parameters": Setting(
-        value=_fixed_buckets,
+        value=lambda r: r.keeps_buckets,
         reason="false: every parameter takes part. Under strict on more than two processes true: without it"
         " DistributedDataParallel orders its buckets anew after the first step, and so after a resume too",
         yields=True,

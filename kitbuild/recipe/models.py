@@ -278,3 +278,13 @@ class Recipe(Closed):
     def accumulation(self) -> int:
         """Micro-batches per process in an optimizer step."""
         return self.batch.global_ // (self.batch.micro * self.launch.world_size)
+
+    @property
+    def keeps_buckets(self) -> bool:
+        """Whether DDP must not make its buckets of gradients anew after the first step, as a resumed run would again.
+
+        Two summands have one order. DDP leaves its buckets where it looks for unused parameters
+        (`should_rebuild_buckets` in https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.hpp).
+        """
+        strict = self.determinism.mode == "strict" and self.determinism.virtual_ranks is None
+        return strict and self.launch.strategy == "ddp" and self.launch.world_size > 2  # noqa: PLR2004

@@ -44,8 +44,24 @@ def strict(recipe: Recipe) -> Findings:
             f"strict: {optimizer} has quantised states or kernels without a deterministic mode",
             f"write adamw_torch_fused, {RECORD}",
         )
+    if recipe.keeps_buckets:
+        yield from _buckets(recipe)
     if recipe.determinism.cpu_portable:
         yield from _portable(recipe)
+
+
+def _buckets(recipe: Recipe) -> Findings:
+    """Where DDP made its buckets anew after the first step, a resumed run would add gradients up in another order."""
+    why = "strict: on {} processes a resumed run would round otherwise, for DDP would make its buckets anew"
+    told, train = why.format(recipe.launch.world_size), recipe.train
+    if train.get("ddp_find_unused_parameters") is False:
+        yield Finding(("train", "ddp_find_unused_parameters"), told, f"remove it, {RECORD}")
+    if train.get("ddp_static_graph"):
+        yield Finding(("train", "ddp_static_graph"), told, f"remove it, {RECORD}")
+    given = train.get("gradient_checkpointing_kwargs")
+    if isinstance(given, dict) and given.get("use_reentrant"):
+        text = "strict: DDP keeps its buckets only where activations are not recomputed by a second backward pass"
+        yield Finding(("train", "gradient_checkpointing_kwargs"), text, f"write use_reentrant: false, {RECORD}")
 
 
 def _portable(recipe: Recipe) -> Findings:

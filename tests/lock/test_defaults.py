@@ -185,6 +185,23 @@ def test_every_argument_has_a_value_and_an_origin() -> None:
 
 
 @pytest.mark.parametrize(
+    ("processes", "determinism", "kept"),
+    [
+        (1, "strict", False),
+        (2, "strict", False),
+        (4, "strict", True),
+        (4, "record", False),
+        (4, {"mode": "strict", "virtual_ranks": 4}, False),
+    ],
+)
+def test_buckets_stay_where_their_order_matters(processes: int, determinism: Any, kept: bool) -> None:  # noqa: FBT001
+    """DDP looks for unused parameters, and so keeps its buckets, under strict from three processes on."""
+    changes = {"launch": {"processes_per_node": processes}, "batch": {"global": 8, "micro": 2}, "train": {}}
+    arguments, _ = resolve_arguments(recipe(**changes, determinism=determinism), real())
+    assert arguments["ddp_find_unused_parameters"] == Argument(value=kept, origin="kitbuild")
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"model": {"repo": "a/b", "dtype": "float32"}}, {"bf16": False, "fp16": False}),
