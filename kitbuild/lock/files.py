@@ -43,7 +43,7 @@ def parse_lock(data: bytes, *, name: str) -> Lock:
     again = "make it again: kitbuild lock " + (f"{stem}.yaml" if stem != name else "RECIPE")
     try:
         fields = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LockError(f"{name} is not JSON: {error}", hint=again) from error
     if not isinstance(fields, dict) or "version" not in fields:
         raise LockError(f"{name} is not a kitbuild lock", hint=again)
@@ -73,7 +73,9 @@ def read_lock(recipe_path: Path) -> Lock | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise LockError(f"{path} cannot be read: {error.strerror}") from error
+        raise LockError(
+            f"{path} cannot be read: {error.strerror}", hint="put the lock there, or remove what is in its place"
+        ) from error
     return parse_lock(data, name=str(path))
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from kitbuild.base.models import Closed, Digest, LockedBase, Sha256, SystemPackage, Upstream
 
@@ -47,14 +47,41 @@ OF_THE_WORLD = (
     "save_on_each_node",
 )  # arguments that follow from the number of processes
 CommitSha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+Size = Annotated[int, Field(ge=0)]
+
+
+def _inside(path: str) -> str:
+    """A lock may come from a stranger: what it names is written below its owner's folder and nowhere else."""
+    if any(part in {"", ".", ".."} for part in path.split("/")) or "\0" in path:
+        raise ValueError(f"{path!r} points outside of its owner")
+    return path
+
+
+def _all_inside(files: tuple[LockedFile, ...]) -> tuple[LockedFile, ...]:
+    for file in files:
+        _inside(file.path)
+    return files
+
+
+def _file_name(name: str) -> str:
+    if "/" in name:
+        raise ValueError(f"{name!r} is no file name")
+    return _inside(name)
+
+
+InsidePath = Annotated[str, AfterValidator(_inside)]
+FileName = Annotated[str, AfterValidator(_file_name)]
 
 
 class LockedFile(Closed):
-    """One file: POSIX path inside its owner, size in bytes, sha256 of its content."""
+    """One file: POSIX path inside its owner (a chat template, a pylock: as the recipe has it), bytes, sha256."""
 
     path: str
-    size: int
+    size: Size
     sha256: Sha256
+
+
+InsideFiles = Annotated[tuple[LockedFile, ...], AfterValidator(_all_inside)]
 
 
 class Maker(Closed):
@@ -79,8 +106,8 @@ class LockedWheel(Closed):
 
     name: str
     version: str
-    file: str
-    size: int
+    file: FileName
+    size: Size
     sha256: Sha256
     index: str
     built: Built | None = None
@@ -93,7 +120,7 @@ class LockedTree(Closed):
     revision: str | None = None
     commit: CommitSha | None = None
     path: str | None = None
-    files: tuple[LockedFile, ...]
+    files: InsideFiles
 
 
 class LockedModel(Closed):
@@ -112,7 +139,7 @@ class LockedDataset(Closed):
     format: Literal["json", "parquet", "csv", "text", "arrow"]
     config: str | None
     split: str
-    data_files: tuple[str, ...]
+    data_files: tuple[InsidePath, ...]
     weight: float | None = None
 
 
@@ -140,16 +167,16 @@ class LockedKernel(Closed):
     """
 
     role: Literal["attention", "layers", "dependency"]
-    repo: str
-    revision: str
+    repo: InsidePath
+    revision: InsidePath
     commit: CommitSha
     redirects: tuple[Moved, ...] = ()
     member: str | None
     layers: dict[str, str]
-    variant: str
+    variant: FileName
     rejected: tuple[RejectedVariant, ...]
     kernel_version: int | None
-    files: tuple[LockedFile, ...]
+    files: InsideFiles
     metadata_sha256: Sha256
     metadata_digest: str | None
     dependencies: tuple[str, ...]
@@ -196,7 +223,7 @@ class Lock(Closed):
     """A whole lock. `recipe` is the recipe as parsed, less its name: the guest reads all settings from here."""
 
     version: Literal[1]
-    name: str
+    name: FileName
     recipe_sha256: Sha256
     kitbuild: Maker
     target: str

@@ -49,7 +49,7 @@ def read_pylock(path: Path) -> Pylock:
         parsed = Pylock.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise _unusable(path, [f"cannot be read: {error.strerror}"]) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise _unusable(path, [f"is not TOML: {error}"]) from error
     except PylockValidationError as error:
         raise _unusable(path, [f"does not follow the standard: {error}"]) from error

@@ -13,7 +13,7 @@ import re
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kitbuild.errors import UsageError, VerificationError
 from kitbuild.store.blobs import CHUNK_BYTES
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 INDEX = "bundle.json"
 VERSION = 1
 _LARGEST_INDEX_BYTES = 64 << 20
+_AGAIN = "write it where there is a network: kitbuild fetch RECIPE --bundle F"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -66,12 +67,19 @@ def write_bundle(
 def read_bundle(path: Path, store: Store, *, progress: Progress) -> tuple[str, ...]:
     """Take everything in; returns the sha256 of each blob. A wrong byte is exit 7 and nothing of it is kept."""
     try:
-        with path.open("rb") as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+        with _opened(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             return _read(archive, store, path=path, progress=progress)
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no bundle {path}") from error
     except tarfile.ReadError as error:
-        raise UsageError(f"{path} is no bundle of kitbuild: {error}") from error
+        raise UsageError(f"{path} is no bundle of kitbuild: {error}", hint=_AGAIN) from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no bundle {path}", hint=_AGAIN) from error
+    except OSError as error:
+        raise UsageError(f"the bundle {path} cannot be read: {error.strerror}", hint=_AGAIN) from error
 
 
 def _read(archive: tarfile.TarFile, store: Store, *, path: Path, progress: Progress) -> tuple[str, ...]:
@@ -83,14 +91,14 @@ def _read(archive: tarfile.TarFile, store: Store, *, path: Path, progress: Progr
             sha256 = member.name.removeprefix("blobs/")
             stream = archive.extractfile(member) if member.isreg() else None
             if stream is None or sizes.get(sha256) != member.size or sha256 in seen:
-                raise VerificationError(f"{path}: {member.name} is not what its {INDEX} lists")
+                raise VerificationError(f"{path}: {member.name} is not what its {INDEX} lists", hint=_AGAIN)
             if not store.has(sha256):
                 store.add_chunks(_chunks(stream, path), name=f"{path}: {member.name}", expected=sha256)
             seen.append(sha256)
             advance(member.size)
     absent = sorted(set(sizes) - set(seen))
     if absent:
-        raise VerificationError(f"{path} ends early: {len(absent)} of {len(sizes)} files are missing")
+        raise VerificationError(f"{path} ends early: {len(absent)} of {len(sizes)} files are missing", hint=_AGAIN)
     return tuple(seen)
 
 
@@ -98,18 +106,18 @@ def _index(archive: tarfile.TarFile, path: Path) -> dict[str, Any]:
     first = archive.next()
     stream = archive.extractfile(first) if first and first.isreg() and first.name == INDEX else None
     if first is None or stream is None or first.size > _LARGEST_INDEX_BYTES:
-        raise UsageError(f"{path} is no bundle of kitbuild: it does not begin with {INDEX}")
+        raise UsageError(f"{path} is no bundle of kitbuild: it does not begin with {INDEX}", hint=_AGAIN)
     try:
         index = json.loads(stream.read())
         version, blobs = index["version"], index["blobs"]
         right = index.keys() == {"version", "blobs"}
         right = right and all(_SHA256.fullmatch(key) and isinstance(size, int) for key, size in blobs.items())
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise VerificationError(f"{path}: {INDEX} cannot be read") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise VerificationError(f"{path}: {INDEX} cannot be read", hint=_AGAIN) from error
     if version != VERSION:
         raise UsageError(f"{path} is a bundle of version {version}", hint="use the kitbuild that wrote it")
     if not right:
-        raise VerificationError(f"{path}: {INDEX} holds names that no bundle has")
+        raise VerificationError(f"{path}: {INDEX} holds names that no bundle has", hint=_AGAIN)
     return dict(index)
 
 
@@ -118,7 +126,7 @@ def _chunks(stream: Any, path: Path) -> Iterator[bytes]:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
     except tarfile.ReadError as error:
-        raise VerificationError(f"{path} ends early") from error
+        raise VerificationError(f"{path} ends early", hint=_AGAIN) from error
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:

@@ -12,7 +12,7 @@ from kitbuild import recipe as recipes
 from kitbuild.errors import LockError
 from kitbuild.lock.files import check_current, lock_path, parse_lock, read_lock, write_lock
 from kitbuild.lock.models import LockedDataset, LockedModel, LockedTree, Maker
-from tests.image.kit import locked_file, make_lock
+from tests.image.kit import locked_file, make_kernel, make_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +87,7 @@ def changed(lock: Lock, **fields: Any) -> bytes:
     [
         (b"{", r"^x\.lock\.json is not JSON: "),
         (b"\xff", r"^x\.lock\.json is not JSON: "),
+        (b"[" * 100_000, r"^x\.lock\.json is not JSON: "),
         (b"[]", r"^x\.lock\.json is not a kitbuild lock$"),
         (b'{"a": 1}', r"^x\.lock\.json is not a kitbuild lock$"),
         (b'{"version": 2}', r"^x\.lock\.json has lock version 2; this kitbuild reads 1$"),
@@ -112,6 +113,32 @@ def test_an_edited_lock(lock: Lock) -> None:
     with pytest.raises(LockError, match="is damaged") as caught:
         parse_lock(changed(lock, wheels=None), name="x.lock.json")
     assert [problem.key for problem in caught.value.problems] == ["wheels"]
+
+
+OUTSIDE = ("", "/etc/x", "../x", "a/../../x", "a//b", "./a", "a\0b")
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_a_lock_names_nothing_outside(lock: Lock, path: str) -> None:
+    """A stranger's lock, digests right, cannot make a file be written beside the store, or a run beside its folder."""
+    tree, file = lock.datasets[0].tree, lock.datasets[0].tree.files[0].model_copy(update={"path": path})
+    data = lock.datasets[0].model_copy(update={"tree": tree.model_copy(update={"files": (file,)})})
+    wheel = lock.wheels[0].model_copy(update={"file": path})
+    forged = lock.model_copy(update={"datasets": (data,), "wheels": (wheel,), "name": path})
+    with pytest.raises(LockError, match="is damaged") as caught:
+        parse_lock(forged.to_bytes(), name="x.lock.json")
+    assert {"datasets.0.tree.files", "wheels.0.file", "name"} == {problem.key for problem in caught.value.problems}
+
+
+def test_a_kernel_of_a_lock_stays_in_its_folder(store: Store) -> None:
+    """Files, repository, revision and variant of a kernel become paths in the image."""
+    kernel = make_kernel(store)
+    file = kernel.files[0].model_copy(update={"path": "build/../../x"})
+    outside = {"files": (file,), "repo": "../x", "revision": "/v1", "variant": "a/b"}
+    forged = make_lock(store, kernels=(kernel.model_copy(update=outside),))
+    with pytest.raises(LockError, match="is damaged") as caught:
+        parse_lock(forged.to_bytes(), name="x.lock.json")
+    assert {f"kernels.0.{name}" for name in outside} == {problem.key for problem in caught.value.problems}
 
 
 def test_name_and_comments_change_no_content(lock: Lock) -> None:

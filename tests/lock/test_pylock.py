@@ -267,6 +267,7 @@ def entry(name: str, version: str, tag: str) -> str:
     ("text", "messages"),
     [
         ("x = ", ["is not TOML: Invalid value (at end of document)"]),
+        ("x = " + "[" * 100_000, ["is not TOML: maximum recursion depth exceeded"]),
         (
             'lock-version = "2.0"\ncreated-by = "t"\npackages = []\n',
             ["does not follow the standard: pylock version 2.0"],

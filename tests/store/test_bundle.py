@@ -115,3 +115,15 @@ def test_an_absent_bundle_is_a_usage_error(other: Store, tmp_path: Path) -> None
     """A path that is not there."""
     with pytest.raises(UsageError, match=r"^there is no bundle .*b\.tar$"):
         read_bundle(tmp_path / "b.tar", other, progress=Silent())
+    with pytest.raises(UsageError, match=r"^the bundle .* cannot be read: Is a directory$"):
+        read_bundle(tmp_path, other, progress=Silent())
+
+
+def test_an_index_that_is_too_deep(other: Store, tmp_path: Path) -> None:
+    """An index of many nested lists is refused as any other."""
+    with tarfile.open(tmp_path / "b.tar", "w") as archive:
+        member = tarfile.TarInfo("bundle.json")
+        member.size = 100_000
+        archive.addfile(member, io.BytesIO(b"[" * member.size))
+    with pytest.raises(VerificationError, match=r"bundle\.json cannot be read"):
+        read_bundle(tmp_path / "b.tar", other, progress=Silent())
