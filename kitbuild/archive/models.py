@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from kitbuild.lock.models import Digest, Lock, Sha256  # noqa: TC001 - pydantic resolves them when the module loads
 
 MANIFEST_FORMAT = 1
-SPECIAL_FLOATS = ("nan", "inf", "-inf")
+MOST = 2**63 - 1
 
 
 def exact_float(text: str) -> float:
@@ -62,10 +62,10 @@ class Metrics(BaseModel):
     loss: str
     grad_norm: str
     learning_rate: str
-    tokens: Annotated[int, Field(ge=0)]
+    tokens: Annotated[int, Field(ge=0, le=MOST)]
     batch_sha256: Sha256
     seconds: str
-    peak_memory_bytes: Annotated[int, Field(ge=0)] | None
+    peak_memory_bytes: Annotated[int, Field(ge=0, le=MOST)] | None
     ranks: Annotated[tuple[RankValues, ...], Field(strict=False)] = ()
 
     _exact = field_validator("loss", "grad_norm", "learning_rate", "seconds")(_is_exact)

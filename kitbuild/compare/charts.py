@@ -25,6 +25,7 @@ NEAR = 20
 GIB = 1 << 30
 SIZE = 1000
 PADDING = 0.06
+GREATEST = 1e300
 ROWS, COLUMNS = 5, 6
 _NICE = (1, 2, 5, 10)
 
@@ -78,7 +79,9 @@ def charts(left: Archive, right: Archive, steps: Sequence[int], bands: Bands | N
         return tuple(tuple(_number(getattr(line, field)) if line else None for line in side) for side in sides)
 
     loss, norm = of("loss"), of("grad_norm")
-    gap = tuple(two - one if one is not None and two is not None else None for one, two in zip(*loss, strict=True))
+    gap = tuple(
+        _drawable(two - one) if one is not None and two is not None else None for one, two in zip(*loss, strict=True)
+    )
     return (
         Chart(key="loss", title="Loss", unit="", series=loss, ulps=_ulps(pairs, "loss"), band=_band(bands, "loss", steps), **both),
         Chart(
@@ -136,13 +139,17 @@ def _lines(archive: Archive, steps: Sequence[int]) -> list[Metrics | None]:
 
 
 def _number(text: str) -> float | None:
-    value = float.fromhex(text)
-    return value if math.isfinite(value) else None
+    return _drawable(float.fromhex(text))
+
+
+def _drawable(value: float) -> float | None:
+    """What can be drawn: no sum or product of it overflows."""
+    return value if abs(value) < GREATEST else None
 
 
 def _rate(line: Metrics | None) -> float | None:
     seconds = _number(line.seconds) if line else None
-    return line.tokens / seconds if line and seconds and seconds > 0 else None
+    return _drawable(line.tokens / seconds) if line and seconds and seconds > 0 else None
 
 
 def _gib(line: Metrics | None) -> float | None:

@@ -260,6 +260,19 @@ def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path: Path, loss: str) -> Non
     assert not re.search(r'd="[^"]*(nan|inf)', text)
 
 
+@pytest.mark.parametrize(
+    ("field", "left", "right"),
+    [("seconds", 5e-324, 1.0), ("loss", -1.7e308, 1.7e308), ("grad_norm", 5e-324, -5e-324), ("loss", 0.0, -0.0)],
+)
+def test_numbers_at_the_end_of_their_range_are_drawn(tmp_path: Path, field: str, left: float, right: float) -> None:
+    """Where a number, a rate or a difference is too great to draw, there is a gap."""
+    sides = [Run(), Run()]
+    for side, value in zip(sides, (left, right), strict=True):
+        side.change_step(3, **{field: value.hex()})
+    text = report(tmp_path, *sides)
+    assert not re.search(r'd="[^"]*(nan|inf)', text)
+
+
 def test_a_run_without_steps_has_empty_charts(tmp_path: Path) -> None:
     """A run that failed before its first step can be reported too."""
     sides = [Run(steps=[], exit={"exit_code": 6}, manifest={"complete": False}) for _ in range(2)]
