@@ -184,7 +184,7 @@ def lock(
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Resolve a recipe to what cannot move, and write RECIPE's lock beside it."""
+    """Resolve a recipe to what cannot move; write the lock beside it."""
     from kitbuild.flow import locking  # noqa: PLC0415
 
     context, terminal = context_of(json_output=json_output, verbose=verbose)
@@ -245,7 +245,7 @@ def run(
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train: build the image if it is missing, start it with no network, follow it, keep the archive."""
+    """Train in the image, with no network; keep the archive. An image that is missing is built first."""
     from kitbuild.flow import running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415
 
@@ -283,7 +283,7 @@ def bench(
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Time the recipe in other settings, each cell in fresh processes; with --tune, find the fastest."""
+    """Time the recipe in other settings. Each cell runs in fresh processes; --tune finds the fastest."""
     from kitbuild.bench import Grid  # noqa: PLC0415
     from kitbuild.flow import benching, running  # noqa: PLC0415
     from kitbuild.run.follow import Stop  # noqa: PLC0415

@@ -129,6 +129,15 @@ def test_every_verb_has_help(words: tuple[str, ...], call: Callable[..., Called]
     assert called.err == ""
 
 
+def test_no_summary_is_cut(call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns each line of a list of verbs is a whole sentence."""
+    monkeypatch.setenv("COLUMNS", "80")
+    groups = {words[:-1] for words in verbs() if words}
+    told = {words: call(*words, "--help").out for words in groups}
+    assert all("Commands:" in text for text in told.values())
+    assert [line for text in told.values() for line in text.splitlines()[1:] if line.endswith("...")] == []
+
+
 def test_every_command_takes_json() -> None:
     """Each verb that does something has `--json`."""
     groups = {("archive",), ("base",), ("image",), ("render",), ("store",), ()}
@@ -244,6 +253,10 @@ def test_failure_for_people_is_on_stderr(home: Path, call: Callable[..., Called]
         (("archive", "verify", "nowhere"), "error: nowhere does not exist"),
         (("compare", "a", "b"), "error: a does not exist"),
         (("reproduce", "nowhere"), "error: nowhere does not exist"),
+        (
+            ("image", "inspect", str(REPOSITORY / "recipes/tiny-cpu.yaml")),
+            f"error: {REPOSITORY}/recipes/tiny-cpu.yaml is a recipe, not an image",
+        ),
         (("archive", "pack", "a", "--include", "some"), "error: --include some is not known"),
     ],
 )

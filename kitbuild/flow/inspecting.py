@@ -31,6 +31,10 @@ def inspect(context: Context, reference: str, *, show: str | None) -> Result:
 
 def _find(context: Context, reference: str) -> Told:
     path = Path(reference)
+    if path.suffix in {".yaml", ".yml"} and path.is_file():
+        raise UsageError(
+            f"{reference} is a recipe, not an image", hint=f"`kitbuild image {reference}` prints its image"
+        )
     if path.is_file():
         return from_archive(path)
     try:
@@ -41,7 +45,12 @@ def _find(context: Context, reference: str) -> Told:
         told = from_engine(client, reference)
         if told is not None:
             return told
-    return from_registry(reference, store=context.store, environ=context.environ, progress=context.progress)
+        context.progress.note(f"{reference} is not in the engine: asking the registry")
+    try:
+        return from_registry(reference, store=context.store, environ=context.environ, progress=context.progress)
+    except ImageError as error:
+        listed = "`docker images 'kitbuild/*'` lists what the engine has"
+        raise ImageError(error.message, hint=f"{listed}; {error.hint}" if error.hint else listed) from error
 
 
 def _fields(told: Told, lock: Lock) -> dict[str, Any]:

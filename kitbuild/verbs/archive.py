@@ -56,7 +56,7 @@ def archive_repeats(
     *,
     json_output: Json = False,
 ) -> None:
-    """Keep repeats of a run in it, for `--tolerance repeats`: they show how far equal runs stray."""
+    """Keep repeats of a run in it, for `--tolerance repeats`. They show how far equal runs stray."""
     from kitbuild.flow import archives  # noqa: PLC0415
 
     _, terminal = context_of(json_output=json_output, verbose=False)
@@ -67,12 +67,14 @@ def archive_repeats(
 def archive_pack(
     path: ArchivePath,
     *,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="X.KIT.TAR")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="X.KIT.TAR", help="Else beside the run.")
+    ] = None,
     include: Annotated[str, typer.Option("--include", help="local: what has no upstream; all: everything.")] = "local",
     weights: Annotated[bool, typer.Option("--weights", help="The trained weights too.")] = False,
     json_output: Json = False,
 ) -> None:
-    """One file with which a stranger who has an engine can reproduce the run."""
+    """One file from which a stranger can reproduce the run."""
     from kitbuild.flow import archives  # noqa: PLC0415
 
     context, terminal = context_of(json_output=json_output, verbose=False)
@@ -88,7 +90,7 @@ def archive_unpack(
     *,
     json_output: Json = False,
 ) -> None:
-    """Unpack an archive into a folder; what it carries goes into the store, verified."""
+    """Unpack an archive into a folder. What it carries goes into the store, verified."""
     from kitbuild.flow import archives  # noqa: PLC0415
 
     context, terminal = context_of(json_output=json_output, verbose=False)

@@ -40,7 +40,7 @@ def base_build(
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Build a finished base from Dockerfile.TARGET; it is shared by digest from then on."""
+    """Build a finished base from Dockerfile.TARGET. It is shared by digest from then on."""
     from kitbuild.flow import bases  # noqa: PLC0415
 
     context, terminal = context_of(json_output=json_output, verbose=verbose)

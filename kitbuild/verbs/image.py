@@ -22,7 +22,7 @@ class _ImageVerbs(typer.core.TyperGroup):
 
 app = typer.Typer(
     cls=_ImageVerbs,
-    help="Images: `kitbuild image RECIPE` builds, `kitbuild image inspect REF` reads.",
+    help="Build an image (`kitbuild image RECIPE`), or read one.",
     no_args_is_help=True,
 )
 
@@ -60,7 +60,7 @@ def image_inspect(
     json_output: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """What an image says of itself: lock, recipe, SBOM, provenance, each checked against the image's digests."""
+    """What an image says of itself. Lock, recipe, SBOM, provenance, each checked against the image's digests."""
     from kitbuild.flow import inspecting  # noqa: PLC0415
 
     context, terminal = context_of(json_output=json_output, verbose=verbose)

@@ -45,7 +45,7 @@ def render_k8s(
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """Kubernetes objects: a TrainJob with its runtime, or an indexed Job with its Service."""
+    """Kubernetes objects. A TrainJob with its runtime, or an indexed Job with its Service."""
     from kitbuild.flow import rendering  # noqa: PLC0415
 
     context, terminal = context_of(json_output=json_output, verbose=False)
@@ -63,7 +63,7 @@ def render_compose(
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """A Compose file; several nodes of a recipe become several containers on this host."""
+    """A Compose file. Several nodes of a recipe become several containers on this host."""
     from kitbuild.flow import rendering  # noqa: PLC0415
 
     context, terminal = context_of(json_output=json_output, verbose=False)

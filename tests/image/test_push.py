@@ -121,6 +121,8 @@ def test_inspect_looks_in_file_engine_and_registry(
     try:
         told = {place: inspecting.inspect(context, reference, show=None) for place, reference in places.items()}
         shown = inspecting.inspect(context, image.tag, show="sbom")
+        with pytest.raises(ImageError, match="is neither in the engine nor in the registry") as absent:
+            inspecting.inspect(context, f"{registry}/{name}:none", show=None)
     finally:
         remove_images(client, image.tag)
     for place, result in told.items():
@@ -131,6 +133,7 @@ def test_inspect_looks_in_file_engine_and_registry(
             assert result.fields[key] == told["archive"].fields[key]
         assert "  kernel     org/tiny @ " + "c" * 40 + " (torch-universal)" in result.lines
     assert json.loads(shown.text()) == told["archive"].fields["sbom"]
+    assert absent.value.hint == "`docker images 'kitbuild/*'` lists what the engine has"
 
 
 @pytest.mark.docker
