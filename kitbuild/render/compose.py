@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from kitbuild.render.job import GRACE_SECONDS, RENDEZVOUS_PORT, USER, Job, hardened
+from kitbuild.render.job import GRACE_SECONDS, RENDEZVOUS_PORT, USER, Job, hardened, one_line
 from kitbuild.render.yaml import Noted, documents
 from kitbuild.run.container import TMPFS
 
@@ -21,13 +21,14 @@ def render_compose(job: Job, *, image: ImageReference, inputs: str, out: str) ->
         value["networks"] = {"job": Noted({"internal": True}, "The job's own, with no way out.")}
     shared = [f"{out}/checkpoints"] if job.nodes > 1 else []
     folders = shlex.join([*(_out(job, rank, out) for rank in range(job.nodes)), *shared])
+    fetch = f"  kitbuild fetch {shlex.join([one_line(job.recipe), '--inputs', inputs])}\n" if job.inputs else ""
     return documents(
         _dollars(value),
         head=f"""\
 {job.title}
 With Docker Compose, or podman-compose; made by `kitbuild render compose`.
 
-  mkdir -p {folders}
+{fetch}  mkdir -p {folders}
   chown {USER} {folders}   # as root; or as yourself, see below
   docker compose -p {job.label} -f FILE up        # again after a stop: goes on where the last checkpoint is
   docker compose -p {job.label} -f FILE stop      # a checkpoint is saved, exit code 10
