@@ -100,8 +100,6 @@ def archive_show(path: Path) -> Result:
     fields: dict[str, Any] = summary.as_json()
     facts = (f"  {key:<20} {value}" for key, value in fields.items() if value is not None and key not in SHOWN_ABOVE)
     first, *learned = summary_lines(summary)
-    if summary.device is None:
-        first = f"{summary.steps} steps, {summary.state}"
     why = [f"{key}: {text}" for key, text in (("error", summary.error), ("hint", summary.hint)) if text]
     return Result(fields=fields, lines=(summary.name, first, *why, *learned, *facts))
 

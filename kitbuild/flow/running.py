@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("docker", "local")
 LINE = 60
+ANOTHERS = "this node's part of the run is complete; what was trained is in the archive of the first node"
 REMOTE = (
     "the engine is on another machine, which has no directory of this one: model and data are copied there for this run"
     " (image.bake in the recipe sends them once, with the image), and the run directory is copied back at its end"
@@ -137,8 +138,18 @@ def train(
             "seconds": round(time.monotonic() - began, 3),
             "archive_sha256": archive.sha256,
         },
-        lines=(*summary_lines(summary), *shown_lines(archive.manifest.results.evaluate), f"archive: {place}"),
+        lines=(
+            *((ANOTHERS,) if _another_nodes(archive) else summary_lines(summary)),
+            *shown_lines(archive.manifest.results.evaluate),
+            f"archive: {place}",
+        ),
     )
+
+
+def _another_nodes(archive: archives.Archive) -> bool:
+    """Whether the first of several nodes recorded the steps, elsewhere."""
+    nodes = archive.manifest.launch.get("nodes")
+    return archive.finished and not archive.metrics and isinstance(nodes, int) and nodes > 1
 
 
 def resume_hint(run_dir: Path, options: RunOptions, recipe: Path | None) -> str:
@@ -222,7 +233,8 @@ def _drop_if_empty(run_dir: Path) -> None:
 
 def summary_lines(summary: archives.Summary) -> tuple[str, ...]:
     """What a user wants to see first: did it learn."""
-    lines = [f"{summary.steps} steps on {summary.device}, {summary.state}"]
+    where = "" if summary.device is None else f" on {summary.device}"
+    lines = [f"{summary.steps} steps{where}, {summary.state}"]
     if summary.loss_first is not None and summary.loss_last is not None:
         lines.append(f"training loss {summary.loss_first:.4f} → {summary.loss_last:.4f}")
     held_out = []

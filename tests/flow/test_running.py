@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kitbuild.archive import read, show
 from kitbuild.errors import ImageError, LockError, RunError, StoppedError, UsageError
 from kitbuild.flow import resuming, running
 from kitbuild.flow.context import Context
-from kitbuild.flow.running import RunOptions, shown_lines, summary_lines
+from kitbuild.flow.running import RunOptions, _another_nodes, shown_lines, summary_lines
 from kitbuild.lock.models import Lock
 from kitbuild.progress import Silent
 from kitbuild.recipe import starter
@@ -295,11 +296,21 @@ def test_options_that_do_not_go_together(changes: dict[str, Any], message: str, 
             {"manifest": {"results": {"steps": 5, "evaluate": None}}},
             ("5 steps on cpu, complete", "training loss 2.8750 → 2.3750"),
         ),
+        ({"steps": [], "manifest": {"device": None, "results": None}}, ("0 steps, complete",)),
     ],
 )
 def test_summary_says_what_is_known(changes: dict[str, Any], expected: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing is made up where there was no step or no evaluation."""
-    from kitbuild.archive import read, show  # noqa: PLC0415
-
     summary: Summary = show(read(Run(**changes).write(tmp_path / "run")))
     assert expected == summary_lines(summary)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changes", "expected"), [(2, {"steps": []}, True), (2, {}, False), (1, {"steps": []}, False)]
+)
+def test_another_node_than_the_first_recorded_no_step(
+    nodes: int, changes: dict[str, Any], *, expected: bool, tmp_path: Path
+) -> None:
+    """Of several nodes the first one's archive has the steps; the others say so."""
+    run = Run(**changes, manifest={"launch": {"nodes": nodes}})
+    assert expected is _another_nodes(read(run.write(tmp_path / "run")))
