@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import shutil
 import tarfile
 import tempfile
@@ -25,6 +24,7 @@ from kitbuild.archive.tar_bytes import plain_member
 from kitbuild.base import bases
 from kitbuild.base.facts import read_facts
 from kitbuild.errors import UsageError, VerificationError
+from kitbuild.store.blobs import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -98,23 +98,13 @@ def _write(archive: Archive, output: Path, blobs: Iterable[str], *, store: Store
     run_dir = archive.path
     kit = Kit(run=run_dir.resolve().name, include=include, weights=weights, archive_sha256=archive.sha256)
     output.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                data = kit.to_bytes()
-                tar.addfile(plain_member(KIT_FILE, len(data)), io.BytesIO(data))
-                for file in _run_files(archive, weights=weights):
-                    _add(tar, RUN_PREFIX + file, run_dir / file)
-                for sha256 in sorted(blobs):
-                    _add(tar, BLOB_PREFIX + sha256, store.path(sha256))
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
-        Path(name).replace(output)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(output) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        data = kit.to_bytes()
+        tar.addfile(plain_member(KIT_FILE, len(data)), io.BytesIO(data))
+        for file in _run_files(archive, weights=weights):
+            _add(tar, RUN_PREFIX + file, run_dir / file)
+        for sha256 in sorted(blobs):
+            _add(tar, BLOB_PREFIX + sha256, store.path(sha256))
     return output
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kitbuild.base import bases, oci
 from kitbuild.base.registry import push
 from kitbuild.errors import ImageError
+from kitbuild.store.blobs import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,9 +29,8 @@ def push_base(base: LockedBase, reference: str, *, store: Store, environ: Mappin
 
 def write_base(base: LockedBase, path: Path, *, store: Store, progress: Progress) -> None:
     """Write a base as one archive, which `docker load` takes too."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with progress.activity(f"write {path.name}", total=None, unit="bytes"), part.open("wb") as stream:
+        with progress.activity(f"write {path.name}", total=None, unit="bytes"), replacing(path) as stream:
             oci.write_archive(
                 stream,
                 config=bases.config(store, base),
@@ -39,13 +38,8 @@ def write_base(base: LockedBase, path: Path, *, store: Store, progress: Progress
                 layers=bases.layers(store, base),
                 tag=base.name.partition("@")[0],
             )
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
     except OSError as error:
         raise ImageError(f"{path} cannot be written: {error.strerror}", hint="choose another place") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_base(path: Path, *, name: str, store: Store, progress: Progress) -> LockedBase:

@@ -226,7 +226,10 @@ def copy_inputs(lock: Lock, folder: Path, *, store: Store) -> None:
             else:
                 shutil.copy(source, part)
             part.rename(target)
-        except OSError as error:
+        except (
+            OSError
+        ) as error:  # copytree's own holds a list: https://docs.python.org/3/library/shutil.html#shutil.Error
+            reason = error.strerror or f"{len(error.args[0])} of its files could not be copied"
             raise UsageError(
-                f"{target} cannot be written: {error.strerror or error}", hint="name a folder where there is room"
+                f"{target} cannot be written: {reason}", hint="name a folder where there is room"
             ) from error

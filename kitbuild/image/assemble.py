@@ -18,6 +18,7 @@ from kitbuild.image.layers import make_layers
 from kitbuild.image.models import Base, Image, refuse_damaged
 from kitbuild.image.provenance import PROVENANCE, provenance
 from kitbuild.lock.files import check_maker
+from kitbuild.store.blobs import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,21 +71,20 @@ def default_tag(lock: Lock) -> str:
 
 def write_oci(image: Image, path: Path) -> None:
     """An archive that `docker load` and tools for the OCI image layout read; complete or not there."""
-    part = path.with_name(f".{path.name}.part")
+    refuse_damaged(image.layers)
     try:
-        refuse_damaged(image.layers)
-        write_archive(
-            part,
-            config=image.config,
-            manifest=image.manifest,
-            layers=[(layer.digest, layer.path) for layer in image.layers],
-            tag=image.tag,
-        )
-        part.replace(path)
+        with replacing(path) as stream:
+            write_archive(
+                stream,
+                config=image.config,
+                manifest=image.manifest,
+                layers=[(layer.digest, layer.path) for layer in image.layers],
+                tag=image.tag,
+            )
     except OSError as error:
-        raise ImageError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)
+        raise ImageError(
+            f"{path} cannot be written: {error.strerror}", hint="name a file where there is room and you may write"
+        ) from error
 
 
 def check_inputs(lock: Lock, recipe: bytes) -> None:

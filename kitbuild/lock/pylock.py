@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kitbuild.recipe import LoadedRecipe
 
 KEY = "image.pylock"
+MOST_BYTES = 16 << 20
 
 
 def given_pylock(loaded: LoadedRecipe) -> tuple[LockedFile | None, Pylock | None]:
@@ -46,7 +47,11 @@ def given_pylock(loaded: LoadedRecipe) -> tuple[LockedFile | None, Pylock | None
 def read_pylock(path: Path) -> Pylock:
     """A recipe's pylock.toml, every wheel with an absolute address. RecipeError (2) with all that is wrong with it."""
     try:
-        parsed = Pylock.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        with path.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise _unusable(path, [f"is larger than {MOST_BYTES >> 20} MiB"])
+        parsed = Pylock.from_dict(tomllib.loads(data.decode()))
     except OSError as error:
         raise _unusable(path, [f"cannot be read: {error.strerror}"]) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

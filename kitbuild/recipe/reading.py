@@ -120,7 +120,8 @@ def _content(path: Path) -> bytes:
         raise error(path, [Problem(message=message, hint=hint, file=str(path))]) from cause
     except (OSError, ValueError) as cause:
         reason = getattr(cause, "strerror", None) or str(cause)
-        raise error(path, [Problem(message=f"cannot be read: {reason}", file=str(path))]) from cause
+        hint = "name a file that you may read"
+        raise error(path, [Problem(message=f"cannot be read: {reason}", hint=hint, file=str(path))]) from cause
 
 
 def _check(document: Document) -> tuple[Recipe | None, list[Problem]]:

@@ -44,13 +44,20 @@ def sha256_file(path: Path) -> tuple[str, int]:
         return digest, stream.tell()
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write under a temporary name beside `path`, sync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """A stream to a temporary name beside `path`, which takes its place when complete and synced.
+
+    What is there and is no file (a folder, /dev/null) keeps its place: OSError, before anything is written.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "a device or a pipe, not a file, has this name", str(path))
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
@@ -58,6 +65,13 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write under a temporary name beside `path`, sync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, mode=mode) as stream:
+        stream.write(data)
 
 
 class Store:

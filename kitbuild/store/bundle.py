@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import tarfile
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kitbuild.errors import UsageError, VerificationError
-from kitbuild.store.blobs import CHUNK_BYTES
+from kitbuild.store.blobs import CHUNK_BYTES, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from kitbuild.progress import Progress
     from kitbuild.store.blobs import Store
@@ -42,26 +40,17 @@ def write_bundle(
     paths = {sha256: store.require(sha256, name="a file of the bundle") for sha256 in sorted(set(sha256s))}
     sizes = {sha256: path.stat().st_size for sha256, path in paths.items()}
     index = json.dumps({"version": VERSION, "blobs": sizes}, indent=1, sort_keys=True).encode()
-    descriptor, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
-    try:
-        total = float(sum(sizes.values()))
-        with (
-            os.fdopen(descriptor, "wb") as stream,
-            progress.activity("Writing the bundle", total=total, unit="bytes") as advance,
-        ):
-            with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
-                archive.addfile(_member(INDEX, len(index)), io.BytesIO(index))
-                for sha256, path in paths.items():
-                    with path.open("rb") as blob:
-                        archive.addfile(_member(f"blobs/{sha256}", sizes[sha256]), blob)
-                    advance(sizes[sha256])
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
-        Path(name).replace(output)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    total = float(sum(sizes.values()))
+    with (
+        replacing(output) as stream,
+        progress.activity("Writing the bundle", total=total, unit="bytes") as advance,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive,
+    ):
+        archive.addfile(_member(INDEX, len(index)), io.BytesIO(index))
+        for sha256, path in paths.items():
+            with path.open("rb") as blob:
+                archive.addfile(_member(f"blobs/{sha256}", sizes[sha256]), blob)
+            advance(sizes[sha256])
 
 
 def read_bundle(path: Path, store: Store, *, progress: Progress) -> tuple[str, ...]:

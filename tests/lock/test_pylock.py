@@ -268,6 +268,7 @@ def entry(name: str, version: str, tag: str) -> str:
     [
         ("x = ", ["is not TOML: Invalid value (at end of document)"]),
         ("x = " + "[" * 100_000, ["is not TOML: maximum recursion depth exceeded"]),
+        ("#" * ((16 << 20) + 1), ["is larger than 16 MiB"]),
         (
             'lock-version = "2.0"\ncreated-by = "t"\npackages = []\n',
             ["does not follow the standard: pylock version 2.0"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from typing import TYPE_CHECKING
 
@@ -109,6 +110,18 @@ def test_what_is_no_bundle_is_a_usage_error(other: Store, tmp_path: Path, data: 
     path.write_bytes(data)
     with pytest.raises(UsageError, match="is no bundle of kitbuild"):
         read_bundle(path, other, progress=Silent())
+
+
+def test_a_bundle_takes_the_place_of_no_device(store: Store, tmp_path: Path) -> None:
+    """`--bundle /dev/null` as root must leave the machine its /dev/null; a pipe stands for it here."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="a device or a pipe, not a file, has this name"):
+        write_bundle(store, [], pipe, progress=Silent())
+    with pytest.raises(IsADirectoryError):
+        write_bundle(store, [], tmp_path, progress=Silent())
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.glob(".*")) == []
 
 
 def test_an_absent_bundle_is_a_usage_error(other: Store, tmp_path: Path) -> None:
