@@ -111,7 +111,9 @@ def addresses_of(pylock: Pylock) -> dict[str, str]:
 def check_name(path: Path) -> None:
     """Other tools know such a file by its name alone."""
     if not is_valid_pylock_path(path):
-        raise UsageError(f"{path.name} is no name for it", hint="pylock.toml, or pylock.NAME.toml with no other dot")
+        raise UsageError(
+            f"{path.name} cannot name a pylock file", hint="pylock.toml, or pylock.NAME.toml with no other dot"
+        )
 
 
 def pylock_text(lock: Lock, addresses: Mapping[str, str]) -> str:

@@ -359,6 +359,6 @@ def test_a_file_that_is_not_there(machine: Machine) -> None:
 @pytest.mark.parametrize("name", ["lock.toml", "pylock.a.b.toml"])
 def test_a_name_that_no_tool_knows(machine: Machine, name: str) -> None:
     """The standard fixes how such a file is called: another name is exit 2 before anything is resolved."""
-    with pytest.raises(UsageError, match=f"^{name} is no name for it$"):
+    with pytest.raises(UsageError, match=f"^{name} cannot name a pylock file$"):
         machine.lock(pylock=machine.folder(name))
     assert not machine.folder("recipe.lock.json").exists()
