@@ -138,3 +138,10 @@ class StoppedError(KitbuildError):
 
     exit_code = 10
     code = "stopped"
+
+
+class InterruptedRunError(KitbuildError):
+    """A run that was being stopped, ended at once by a second request."""
+
+    exit_code = 130
+    code = "interrupted"

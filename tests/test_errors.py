@@ -24,6 +24,7 @@ EXPECTED = {
     "DifferentError": (8, "different"),
     "NotComparableError": (9, "not_comparable"),
     "StoppedError": (10, "stopped"),
+    "InterruptedRunError": (130, "interrupted"),
 }
 
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from kitbuild import archive as archives
 from kitbuild import recipe as recipes
-from kitbuild.errors import ImageError, KitbuildError, RunError, StoppedError, UsageError
+from kitbuild.errors import ImageError, InterruptedRunError, KitbuildError, RunError, UsageError
 from kitbuild.flow import resuming
 from kitbuild.flow.building import build, fetch_all
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.locking import ensure_lock
+from kitbuild.run.follow import has_checkpoint, say_for_it, steps_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ENGINES = ("docker", "local")
 LINE = 60
+RESUME = "kitbuild run --resume RUN"
+"""As the guest says it, which knows neither recipe nor directory."""
 ANOTHERS = "this node's part of the run is complete; what was trained is in the archive of the first node"
 REMOTE = (
     "the engine is on another machine, which has no directory of this one: model and data are copied there for this run"
@@ -124,11 +127,15 @@ def train(
             _locally(context, lock, recipe, place, options, resume=resume, stop=stop)
     except BaseException as error:
         _drop_if_empty(place)
-        if isinstance(error, KitbuildError):
-            error.details["run_dir"] = str(place) if place.exists() else None
-        if isinstance(error, StoppedError) and "--resume" in (error.hint or ""):
-            error.hint = resume_hint(place, options, recipe_path)
-        raise
+        told = _ended_at_once(place, error, stop)
+        if not isinstance(told, KitbuildError):
+            raise
+        told.details["run_dir"] = str(place) if place.exists() else None
+        if RESUME in (told.hint or ""):
+            told.hint = resume_hint(place, options, recipe_path)
+        if told is error:
+            raise
+        raise told from error
     archive = archives.read(place)
     summary = archives.show(archive)
     return Result(
@@ -144,6 +151,16 @@ def train(
             f"archive: {place}",
         ),
     )
+
+
+def _ended_at_once(run_dir: Path, error: BaseException, stop: Stop) -> BaseException:
+    """Of a second Ctrl-C while a run stopped: where the run is and what is left of it, for the user and the archive."""
+    if not (isinstance(error, KeyboardInterrupt) and stop.requested and steps_recorded(run_dir)):
+        return error
+    text = f"ended at once, after step {steps_recorded(run_dir)}: what came after the last checkpoint is lost"
+    told = InterruptedRunError(text, hint=f"resume with {RESUME}" if has_checkpoint(run_dir) else "start a new run")
+    say_for_it(run_dir, told)
+    return told
 
 
 def _another_nodes(archive: archives.Archive) -> bool:

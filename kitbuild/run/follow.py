@@ -167,11 +167,11 @@ def raise_for(code: int, process: Process, run_dir: Path, *, stop: Stop | None =
     else:
         raise _as_told(code, told, run_dir, where)
     if not heard:
-        _say_for_it(run_dir, failed)
+        say_for_it(run_dir, failed)
     raise failed
 
 
-def _say_for_it(run_dir: Path, error: RunError) -> None:
+def say_for_it(run_dir: Path, error: KitbuildError) -> None:
     """exit.json of a guest that was ended before it could write one, so that the archive says what happened."""
     told = {"schema": "kitbuild.exit/1", "phase": read_json(run_dir / "status.json").get("phase"), "steps": None}
     value = {**error.as_json(), **told, "schema": "kitbuild.exit/1", "steps_done": steps_recorded(run_dir)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kitbuild.archive import read, show
-from kitbuild.errors import ImageError, LockError, RunError, StoppedError, UsageError
+from kitbuild.errors import ImageError, InterruptedRunError, LockError, RunError, StoppedError, UsageError
 from kitbuild.flow import resuming, running
 from kitbuild.flow.context import Context
 from kitbuild.flow.running import RunOptions, _another_nodes, shown_lines, summary_lines
@@ -135,6 +136,64 @@ def test_stopped_run_says_how_to_go_on(
         with pytest.raises(StoppedError) as raised:
             running.train(context, LOCK, RECIPE, given, stop=Stop(), run_dir=place, recipe_path=path)
         assert raised.value.hint == expected.replace("RUN", shown)
+
+
+def test_killed_worker_says_how_to_go_on(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guest's own words of a resume, in whatever error, become the line that works from here."""
+
+    def crashed(run_dir: Path) -> None:
+        (run_dir / "exit.json").write_text("{}")
+        raise RunError("worker 0 was killed", hint="resume with kitbuild run --resume RUN")
+
+    playing(monkeypatch, crashed)
+    (place := tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError) as raised:
+        running.train(context, LOCK, RECIPE, options(tmp_path), stop=Stop(), run_dir=place, recipe_path=Path("a.yaml"))
+    assert raised.value.hint == "resume with `kitbuild run a.yaml --resume x`"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "hint"), [(True, "resume with `kitbuild run a.yaml --resume x`"), (False, "start a new run")]
+)
+def test_second_request_to_stop(
+    *,
+    checkpoint: bool,
+    hint: str,
+    context: Context,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends the run at once, exit 130: its last step and the way on are told, to the user and in exit.json."""
+
+    def interrupted(run_dir: Path) -> None:
+        (run_dir / "metrics.jsonl").write_text("{}\n{}\n")
+        if checkpoint:
+            (run_dir / "checkpoints/checkpoint-1").mkdir(parents=True)
+            (run_dir / "checkpoints/checkpoint-1/kit.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    playing(monkeypatch, interrupted)
+    (place := tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path)
+    stop = Stop(requested=True)
+    with pytest.raises(InterruptedRunError) as raised:
+        running.train(context, LOCK, RECIPE, options(tmp_path), stop=stop, run_dir=place, recipe_path=Path("a.yaml"))
+    text = "ended at once, after step 2: what came after the last checkpoint is lost"
+    assert (raised.value.exit_code, raised.value.message, raised.value.hint) == (130, text, hint)
+    told = json.loads((place / "exit.json").read_bytes())
+    assert (told["exit_code"], told["message"], told["steps_done"]) == (130, text, 2)
+
+
+def test_request_to_end_before_a_step(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was trained, Ctrl-C is Ctrl-C."""
+
+    def interrupted(_run_dir: Path) -> None:
+        raise KeyboardInterrupt
+
+    playing(monkeypatch, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.train(context, LOCK, RECIPE, options(tmp_path), stop=Stop(requested=True))
 
 
 def test_answers_are_shown() -> None:
