@@ -213,6 +213,19 @@ def test_fields_of_lock_and_compare(home: Path, call: Callable[..., Called]) -> 
     assert call("compare", "a", "a", "--json").json["verdict"] == "IDENTICAL"
 
 
+def test_unfinished_archive_is_not_trained_again(home: Path, call: Callable[..., Called]) -> None:
+    """`reproduce` of a run that failed or was stopped is exit 9 at once: no training could give it a verdict."""
+    Run(manifest={"complete": False}, exit={"exit_code": 10}).write(home / "a")
+    called = call("reproduce", "a")
+    assert (called.code, called.out) == (9, "")
+    assert called.err == (
+        "error: a is unfinished: nothing could be compared with it\n"
+        "hint: finish it with `kitbuild run RECIPE --resume a`, or train anew with `kitbuild run RECIPE`\n"
+    )
+    Run().write(home / "b")
+    assert "is unfinished" not in call("reproduce", "b").err
+
+
 def test_failure_is_one_object(home: Path, call: Callable[..., Called]) -> None:
     """With `--json`, what went wrong is an object on stdout too, problems located."""
     (home / "r.yaml").write_text("kitbuild: 1\nname: r\nsead: 1\n")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kitbuild import archive as archives
 from kitbuild import compare as comparing
 from kitbuild import recipe as recipes
+from kitbuild.errors import NotComparableError
 from kitbuild.flow.context import Context, Result
 from kitbuild.flow.running import fetch_for, run_errors, train
 from kitbuild.flow.tolerances import allowance, refuse_early
@@ -35,6 +36,7 @@ def reproduce(
         place = path if path.is_dir() else archives.unpack(path, context.store, scratch / name)
         original = archives.read(place)
         archives.check(original)
+        _refuse_unfinished(original, path)
         allowed = allowance(tolerance, original)
         check_maker(original.manifest.lock)
         loaded = recipes.read(place / "recipe.yaml")
@@ -50,3 +52,12 @@ def reproduce(
         lines=(*again.lines, *verdict.lines(), *wrote),
         exit_code=verdict.exit_code,
     )
+
+
+def _refuse_unfinished(original: archives.Archive, path: Path) -> None:
+    """Training again would take as long as ever and end without a verdict."""
+    if not original.finished:
+        raise NotComparableError(
+            f"{path.name} is unfinished: nothing could be compared with it",
+            hint=f"finish it with `kitbuild run RECIPE --resume {path}`, or train anew with `kitbuild run RECIPE`",
+        )
