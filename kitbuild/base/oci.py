@@ -15,6 +15,7 @@ import io
 import json
 import posixpath
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -29,6 +30,8 @@ INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 CHUNK_BYTES = 1 << 20
+_LARGEST_DOCUMENT_BYTES = 64 << 20
+_MOST_INDEXES = 4  # an index of an index; one that names itself ends
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -160,9 +163,10 @@ def read_archive(path: Path) -> Iterator[SavedImage]:
     """Open what `docker save`, `write_archive` or an OCI-layout writer wrote; it must hold one image."""
     try:
         with tarfile.open(path, mode="r:") as archive:
-            names = {member.name for member in archive.getmembers()}
-            yield _from_docker(archive) if "manifest.json" in names else _from_layout(archive)
-    except (tarfile.TarError, KeyError, ValueError, IndexError) as error:
+            yield _saved(archive)
+    except IsADirectoryError as error:
+        raise ImageError(f"{path} is a folder, not an image archive", hint=f"tar it: tar -cf F -C {path} .") from error
+    except (tarfile.TarError, KeyError, ValueError, IndexError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ImageError(
             f"{path} is not an image archive: {error}", hint="give what `docker save` or `--output` wrote"
         ) from error
@@ -193,6 +197,14 @@ def chunks(stream: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
+def _saved(archive: tarfile.TarFile) -> SavedImage:
+    names = {member.name for member in archive.getmembers()}
+    try:
+        return _from_docker(archive) if "manifest.json" in names else _from_layout(archive)
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("its manifest is not that of an image") from error
+
+
 def _from_docker(archive: tarfile.TarFile) -> SavedImage:
     entries = json.loads(_read(archive, "manifest.json"))
     if len(entries) != 1:
@@ -202,7 +214,9 @@ def _from_docker(archive: tarfile.TarFile) -> SavedImage:
 
 def _from_layout(archive: tarfile.TarFile) -> SavedImage:
     document = json.loads(_read(archive, "index.json"))
-    while "manifests" in document:
+    for _ in range(_MOST_INDEXES):
+        if "manifests" not in document:
+            break
         platforms = [entry for entry in document["manifests"] if not _is_attestation(entry)]
         if len(platforms) != 1:
             raise ImageError(f"the archive holds {len(platforms)} images", hint="save one image for one platform")
@@ -220,9 +234,10 @@ def _is_attestation(entry: dict[str, Any]) -> bool:
 
 
 def _read(archive: tarfile.TarFile, name: str) -> bytes:
-    stream = archive.extractfile(name)
-    if stream is None:
-        raise KeyError(name)
+    member = archive.getmember(name)
+    stream = archive.extractfile(member)
+    if stream is None or member.size > _LARGEST_DOCUMENT_BYTES:
+        raise ValueError(f"{name} is no document of {_LARGEST_DOCUMENT_BYTES >> 20} MiB or less")
     return stream.read()
 
 

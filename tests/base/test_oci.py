@@ -127,6 +127,38 @@ def test_gzip_is_unpacked_and_zstd_refused() -> None:
         pass
 
 
+INDEX = b'{"manifests": [{"digest": "again"}]}'
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"index.json": b"[" * 100_000},
+        {"index.json": b"null"},
+        {"index.json": INDEX, "blobs/again": INDEX},
+        {"manifest.json": b'[{"Config": 5, "Layers": 7}]'},
+        {"manifest.json": b"[[]]"},
+        {"manifest.json": b'[{"Config": "manifest.json", "Layers": 7}]'},
+    ],
+)
+def test_a_strange_archive_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
+    """Documents that are too deep, of other kinds, or an index that names itself: an error that names the file."""
+    path = tmp_path / "bad.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    with pytest.raises(ImageError, match=r"bad\.tar is not an image archive"), oci.read_archive(path):
+        pass
+
+
+def test_a_folder_is_no_archive(tmp_path: Path) -> None:
+    """A folder is said to be one."""
+    with pytest.raises(ImageError, match="is a folder, not an image archive"), oci.read_archive(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize("content", [b"", b"not a tar", b"\0" * 10240])
 def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     """Rubbish, an empty file and an empty tar are errors that name the file."""

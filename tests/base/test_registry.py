@@ -238,3 +238,41 @@ def test_no_login() -> None:
         opened(f"{host}/team/base:1").image(architecture="amd64")
     assert "the registry answered 401 Unauthorized to HEAD" in caught.value.message
     assert caught.value.hint == f"docker login {host}"
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"null",
+        b"<html>",
+        b"[" * 100_000,
+        b'{"manifests": 5}',
+        b'{"config": {"digest": "../../evil"}, "layers": []}',
+        b'{"config": {"digest": "sha256:%b"}, "layers": [{"digest": "/etc/evil"}]}' % (b"0" * 64),
+    ],
+)
+def test_a_manifest_that_is_none(manifest: bytes) -> None:
+    """A registry's digests become file names: what is no digest, and what is no manifest, is refused unread."""
+
+    class Hostile(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer(b"")
+
+        def do_GET(self) -> None:
+            self._answer(manifest)
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Docker-Content-Digest", oci.digest_of(manifest))
+            self.send_header("Content-Length", str(len(manifest)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ResolveError, match=r"the registry's manifest is not that of an image$"):
+            opened(f"127.0.0.1:{server.server_port}/team/x:1").image(architecture="amd64")
+        server.shutdown()
