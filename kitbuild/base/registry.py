@@ -21,6 +21,7 @@ import requests
 import urllib3.exceptions
 
 from kitbuild.base import oci
+from kitbuild.base.manifest import digest_in, is_for, manifest_errors
 from kitbuild.base.reference import Reference
 from kitbuild.errors import ImageError, KitbuildError, ResolveError, UsageError, VerificationError
 from kitbuild.store.http import PASSING, asked_wait
@@ -35,7 +36,6 @@ _DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 _ACCEPT = f"{oci.MANIFEST_TYPE}, {oci.INDEX_TYPE}, {_DOCKER_MANIFEST}, {_DOCKER_INDEX}"
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _TIMEOUT_SECONDS = (5, 60)
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ATTEMPTS = 4
 _UNAUTHORIZED = 401
 _NOT_FOUND = 404
@@ -80,29 +80,18 @@ class Registry:
         """The image that the reference means, for one architecture, or None where there is none."""
         if (digest := self.head()) is None:
             return None
-        with self._readable():
+        with manifest_errors(self.reference, self._failure):
             manifest = json.loads(self._manifest(digest))
             if "manifests" in manifest:
-                chosen = [entry for entry in manifest["manifests"] if _is_for(entry, architecture)]
+                chosen = [entry for entry in manifest["manifests"] if is_for(entry, architecture)]
                 if not chosen:
-                    raise ResolveError(
-                        f"{self.reference} has no image for linux/{architecture}", hint="use another base"
-                    )
-                manifest = json.loads(self._manifest(_digest(chosen[0])))
-            about, layers = _digest(manifest["config"]), tuple(_digest(entry) for entry in manifest["layers"])
+                    what = f"{self.reference} has no image for linux/{architecture}"
+                    raise ResolveError(what, hint="use another base")
+                manifest = json.loads(self._manifest(digest_in(chosen[0])))
+            about, layers = digest_in(manifest["config"]), tuple(digest_in(entry) for entry in manifest["layers"])
         config = self._get(f"/blobs/{about}").content
         _check(config, about, name=f"configuration of {self.reference}")
         return RemoteImage(digest=digest, config=config, layers=layers)
-
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        """What a registry answers becomes addresses and file names: anything but digests is refused."""
-        try:
-            yield
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise self._failure(
-                f"{self.reference}: the registry's manifest is not that of an image", hint="push the image again"
-            ) from error
 
     @contextlib.contextmanager
     def layer(self, digest: str, *, folder: Path, progress: Progress) -> Iterator[IO[bytes]]:
@@ -277,18 +266,6 @@ def push(
         registry.put_blob(digest, path, progress)
     registry.put_blob(oci.digest_of(config), config, progress)
     return f"{target.host}/{target.repository}@{registry.put_manifest(manifest)}"
-
-
-def _digest(entry: dict[str, Any]) -> str:
-    digest: str = entry["digest"]
-    if not _DIGEST.fullmatch(digest):
-        raise ValueError(digest)
-    return digest
-
-
-def _is_for(entry: Mapping[str, Any], architecture: str) -> bool:
-    platform = entry.get("platform", {})
-    return bool(platform.get("os") == "linux" and platform.get("architecture") == architecture)
 
 
 def _check(data: bytes, digest: str, *, name: str) -> None:

@@ -116,7 +116,7 @@ def model_config(loaded: LoadedRecipe, lock: Lock | None, environ: Mapping[str, 
         path = Store.at(environ).path(digests["config.json"]) if "config.json" in digests else None
     try:
         found = json.loads(path.read_bytes()) if path else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

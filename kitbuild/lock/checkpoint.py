@@ -46,7 +46,7 @@ def code_of(name: str, data: bytes) -> Iterator[tuple[str, str | None, str]]:
     """(where, repository, file) of each class in `auto_map`: `module.Class`, or of another place `org/repo--module.Class`."""
     try:
         loaded = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return  # its own reader says what is wrong with it
     auto_map = loaded.get("auto_map") if isinstance(loaded, dict) else None
     for key, value in sorted(auto_map.items()) if isinstance(auto_map, dict) else ():
@@ -59,7 +59,7 @@ def code_of(name: str, data: bytes) -> Iterator[tuple[str, str | None, str]]:
 def _json(path: str, read: Callable[[str], bytes], *, name: str) -> Mapping[str, Any]:
     try:
         loaded = json.loads(read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResolveError(
             f"model {name}: {path} is not JSON: {error}", hint="the upload is damaged; take another revision"
         ) from error

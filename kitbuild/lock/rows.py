@@ -79,7 +79,7 @@ def _wrong_json(place: Path) -> Iterator[tuple[int | None, str]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield number, f"is not JSON: {_reason(error)}"
                 continue
             if message := _wrong_row(row):
@@ -98,11 +98,11 @@ def _is_one_value(stream: BinaryIO) -> bool:
     line = stream.readline()
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         stream.seek(0)
         try:
             json.load(stream)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         else:
             return True
@@ -115,7 +115,7 @@ def _is_one_value(stream: BinaryIO) -> bool:
 def _wrong_array(data: bytes) -> Iterator[tuple[int | None, str]]:
     try:
         rows = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         yield None, f"is not JSON: {_reason(error)}"
         return
     for number, row in enumerate(rows, 1):
@@ -159,5 +159,7 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
-def _reason(error: ValueError) -> str:
+def _reason(error: ValueError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "too many levels"
     return error.msg if isinstance(error, json.JSONDecodeError) else "it is not UTF-8"

@@ -87,6 +87,8 @@ def test_a_row_that_is_not(row: str | bytes, message: str, tmp_path: Path) -> No
     [
         ("rows.json", '[{"text": "a"}, {"foo": 1}]', "rows.json: row 2: a row has foo; needed: "),
         ("rows.json", "[1", "rows.json: is not JSON: "),
+        ("rows.json", "[" * 100_000, "rows.json: is not JSON: too many levels"),
+        ("rows.jsonl", "{}" + "[" * 100_000, "rows.jsonl:1: is not JSON: "),
         ("rows.csv", "id,messages\n1,a\n", "rows.csv:1: the header has id, messages; needed: prompt and completion"),
         ("rows.csv", "", "rows.csv:1: the header has no column; needed: "),
     ],
