@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import settings
 
-# An example's time is the machine's, and it is often busy: https://hypothesis.readthedocs.io/en/latest/reference/api.html
+# How long an example takes follows from what else runs on the machine.
 settings.register_profile("kitbuild", deadline=None)
 settings.load_profile("kitbuild")
+# A job that a shell put into the background inherits "ignore", and so would every process that a test starts:
+# https://docs.python.org/3/library/signal.html
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,6 +6,7 @@ the lock with its kernels, whose `opt/kit` points there. Model and data are not 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -94,9 +95,15 @@ def damaged(store: Store, *, progress: Progress, repair: bool) -> tuple[Problem,
                 hint = "removed; the next run makes it again" if repair else "run `kitbuild store verify --repair`"
                 found.append(Problem(message=f"{wrong} is not what was laid out", file=str(folder), hint=hint))
                 if repair:
-                    shutil.rmtree(folder)
+                    _remove(folder, store)
             advance(1)
     return tuple(found)
+
+
+def _remove(folder: Path, store: Store) -> None:
+    """At once, so that nobody finds half of it, and whoever else repairs is not in the way."""
+    with store.scratch() as scratch, contextlib.suppress(FileNotFoundError):
+        folder.rename(scratch / folder.name)
 
 
 def _wrong(folder: Path, record: Mapping[str, Mapping[str, str]]) -> str | None:

@@ -91,6 +91,8 @@ def test_resume_in_a_directory_of_somebody_else(kit: Kitbuild, baseline: Baselin
     theirs.mkdir()
     for name in ("lock.json", "recipe.yaml"):
         (theirs / name).write_bytes((baseline.run_dir / name).read_bytes())
+    (theirs / "checkpoints/checkpoint-1").mkdir(parents=True)
+    (theirs / "checkpoints/checkpoint-1/kit.json").write_text("{}")
     if os.geteuid() == 0:
         os.chown(theirs, 12345, 12345)
         expected = f"the run directory {theirs} belongs to uid 12345, not to you (uid 0)"
