@@ -27,6 +27,8 @@ MARK = "kit.json"
 METRICS = "metrics.jsonl"
 PREFIX = "checkpoint-"
 FORMAT = 1
+READ = {"files": dict, "resumed": list, "device": dict}
+"""Of the mark, what a resume reads."""
 CHUNK_BYTES = 1 << 26
 """A file is hashed in pieces, on all cores: one core hashes less in a second than a disk takes."""
 KEPT = 2
@@ -147,10 +149,17 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
     """The mark, where it is one of ours and of this folder."""
     try:
         mark = json.loads((folder / MARK).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    known = isinstance(mark, dict) and mark.get("format") == FORMAT and isinstance(mark.get("files"), dict)
-    return mark if known and mark.get("step") == _step(folder) else None
+    known = isinstance(mark, dict) and mark.get("format") == FORMAT and mark.get("step") == _step(folder)
+    return mark if known and _shaped(mark) else None
+
+
+def _shaped(mark: Mapping[str, Any]) -> bool:
+    """Whether all that a resume reads is there: a disk may have lost a byte of the mark too."""
+    if not all(isinstance(mark.get(name), kind) for name, kind in READ.items()) or "evaluate_before" not in mark:
+        return False
+    return all(isinstance(facts, dict) and facts.keys() >= {"size", "digest"} for facts in mark["files"].values())
 
 
 def problems(folder: Path, mark: Mapping[str, Any]) -> Iterator[str]:

@@ -105,15 +105,18 @@ def proven(config: Config, trainer: Any, *, rank: int) -> dict[str, Any]:
 
 
 def uneven(config: Config, rows: int) -> str | None:
-    """What Accelerate does, silently, at the end of an epoch that has too few micro-batches for all ranks."""
+    """What is done at the end of an epoch that has too few rows: by us with virtual ranks, else by Accelerate, silently."""
+    if config.train.get("dataloader_drop_last"):
+        return None
+    if config.virtual_ranks:
+        whole = config.micro * config.virtual_ranks
+        text = f"the last batch of an epoch has {rows % whole} of {whole} rows: it is filled up from the epoch's first ones"
+        return f"{text} (train.dataloader_drop_last: true leaves it out instead)" if rows % whole else None
     world = config.launch.world_size
     short = -(-rows // config.micro) % world
-    if not short or config.train.get("dataloader_drop_last"):
-        return None
-    return (
-        f"the last micro-batches of an epoch are {short} for {world} processes: rows of its beginning are trained"
-        " once more to fill up (train.dataloader_drop_last: true leaves the last ones out instead)"
-    )
+    text = f"the last micro-batches of an epoch are {short} for {world} processes: rows of its beginning are trained"
+    rest = "once more to fill up (train.dataloader_drop_last: true leaves the last ones out instead)"
+    return f"{text} {rest}" if short else None
 
 
 class Proof(transformers.TrainerCallback):  # type: ignore[misc]

@@ -232,6 +232,6 @@ def read_json(path: Path) -> dict[str, Any]:
     """An object from a file that may not be there yet."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -436,6 +436,32 @@ def test_a_checkpoint_that_lacks_a_rank(tmp_path: Path) -> None:
     assert not (folder / "kit.json").exists()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resumed": None},
+        {"device": []},
+        {"files": {"a": None}},
+        {"files": {"a": {"size": 1}}},
+        {"files": 1},
+        {"step": "1"},
+    ],
+)
+def test_a_mark_that_lost_something(change: dict[str, Any], tmp_path: Path) -> None:
+    """A mark without all that a resume reads is none: the checkpoint before it is used."""
+    facts = {"steps": 2, "resumed": [], "device": {}, "evaluate_before": None}
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "a").write_bytes(b"x")
+        checkpoints.seal(folder, {"step": step, **facts}, ["a"])
+    mark = checkpoints.read_mark(tmp_path / "checkpoint-2")
+    assert mark is not None
+    record.write_json(tmp_path / "checkpoint-2/kit.json", {**mark, **change})
+    found, told = checkpoints.last_whole(tmp_path)
+    assert (found and found.step, told) == (1, ("checkpoint-2 is not whole: it was not written to its end",))
+
+
 def test_everything_is_on_the_disk_before_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file and folder is synced, then the mark is written, then its name is synced."""
     folder = tmp_path / "checkpoint-1"

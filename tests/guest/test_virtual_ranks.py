@@ -106,6 +106,15 @@ def test_a_process_with_other_weights(guest: Guest, when: str, steps: int) -> No
     assert len(run.metrics) in (steps, steps - 1)  # the last is written when training has ended
 
 
+def test_an_epoch_that_ends_within_a_batch(guest: Guest) -> None:
+    """24 rows by 16 are filled up from the epoch's first ones, as is told, on any number of processes."""
+    changes: dict[str, Any] = {"ranks": 16, "batch": {"global": 16, "micro": 1}}
+    one, four = (trained(guest, processes, **changes) for processes in (1, 4))
+    same(one, four)
+    told = "kit: the last batch of an epoch has 8 of 16 rows: it is filled up from the epoch's first ones"
+    assert [run.terminal.count(told) for run in (one, four)] == [1, 1]
+
+
 def test_too_few_rows(guest: Guest) -> None:
     """Fewer rows than a global batch, and no part of one wanted, is exit 6."""
     train = {**TRAIN, "dataloader_drop_last": True}
