@@ -85,7 +85,7 @@ def from_engine(client: DockerClient, reference: str) -> Told | None:
 def from_archive(path: Path) -> Told:
     """An archive that `kitbuild image --output` wrote."""
     with oci.read_archive(path) as saved:
-        document, manifest = json.loads(saved.config), saved.manifest_digest
+        document, manifest = _config(saved.config, str(path)), saved.manifest_digest
         with saved.layer(len(saved.members) - 1) as stream:
             found = _files(stream)
     return _of_config(document, saved.config, found, reference=str(path), place="archive", manifest=manifest)
@@ -100,8 +100,19 @@ def from_registry(reference: str, *, store: Store, environ: Mapping[str, str], p
         raise ImageError(f"{reference} is neither in the engine nor in the registry {parsed.host}")
     with store.scratch() as folder, registry.layer(remote.layers[-1], folder=folder, progress=progress) as stream:
         found = _files(stream)
-    document = json.loads(remote.config)
+    document = _config(remote.config, reference)
     return _of_config(document, remote.config, found, reference=reference, place="registry", manifest=remote.digest)
+
+
+def _config(data: bytes, reference: str) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(data)
+        tuple(document["rootfs"]["diff_ids"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ImageError(
+            f"{reference}: its configuration is not that of an image", hint="build or push the image again"
+        ) from error
+    return document
 
 
 def _of_config(
@@ -145,7 +156,10 @@ def _told(*, reference: str, files: Mapping[str, bytes], labels: Mapping[str, st
     """The documents, once each is what the image's labels say, by way of content.json."""
     label = labels.get(CONTENT_LABEL)
     if label is None:
-        raise UsageError(f"{reference} is no image of kitbuild: it has no label {CONTENT_LABEL}")
+        raise UsageError(
+            f"{reference} is no image of kitbuild: it has no label {CONTENT_LABEL}",
+            hint="name one that `kitbuild image` built",
+        )
     for path in DOCUMENTS.values():
         if path not in files:
             raise VerificationError(f"{reference} has no {path}", hint="build the image again")

@@ -182,6 +182,8 @@ def test_an_image_of_somebody_else(store: Store, tmp_path: Path) -> None:
     other = Image(config=data, manifest=image.manifest, layers=image.layers, tag="other:1")
     with pytest.raises(UsageError, match=r"is no image of kitbuild: it has no label org\.kitbuild\.content$"):
         from_archive(archived(other, tmp_path))
+    with pytest.raises(ImageError, match="its configuration is not that of an image"):
+        from_archive(archived(Image(config=b"[" * 100_000, manifest=b"{}", layers=image.layers, tag="o:1"), tmp_path))
     (tmp_path / "x").write_bytes(b"no tar")
     with pytest.raises(ImageError, match="is not an image archive"):
         from_archive(tmp_path / "x")
