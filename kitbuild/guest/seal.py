@@ -21,11 +21,6 @@ LEFT_OUT = ("checkpoints/", "status.json", NAME)
 BLOCK_BYTES = 1 << 20
 
 
-def lift(out: Path) -> None:
-    """A run that goes on is not what was sealed."""
-    (out / NAME).unlink(missing_ok=True)
-
-
 def write(out: Path) -> None:
     """List what is there; nothing may be written afterwards."""
     model = out / "model" if json.loads((out / "manifest.json").read_bytes())["weights"] else None
