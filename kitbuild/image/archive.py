@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 20
 # The stub of isal says that this is an exception, and not a class.
 _INFLATING = cast("type[Exception]", inflating.error)
+# zipfile says NotImplementedError of a compression that it does not know: https://docs.python.org/3/library/zipfile.html
 UNREADABLE = (zipfile.BadZipFile, zlib.error, _INFLATING, EOFError, NotImplementedError, struct.error)
 _RAW = -zlib.MAX_WBITS
 # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7: a fixed part, then name and extra field.
